@@ -1,0 +1,50 @@
+"""The graph as an ONNX file with a dynamic batch and stable names."""
+
+from __future__ import annotations
+
+import contextlib
+import io
+import logging
+import warnings
+from pathlib import Path
+
+import onnx
+import torch
+
+from ncd_export.graph import ExportGraph, GraphOutput
+
+OPSET = 20
+
+
+def write_onnx(graph: ExportGraph, target: Path, *, resolution: int, metadata: dict[str, str]) -> None:
+    """Write the graph, checked by onnx itself, with facts about its origin inside."""
+    example = torch.zeros(2, resolution, resolution, 3, dtype=torch.uint8)
+    with _quiet():
+        program = torch.onnx.export(
+            graph.eval().cpu(),
+            (example,),
+            input_names=["image"],
+            output_names=list(GraphOutput._fields),
+            opset_version=OPSET,
+            dynamo=True,
+            dynamic_shapes={"image": {0: torch.export.Dim("batch", min=1)}},
+        )
+    assert program is not None
+    model = program.model_proto
+    onnx.helper.set_model_props(model, metadata)
+    onnx.checker.check_model(model, full_check=True)
+    onnx.save(model, target)
+
+
+@contextlib.contextmanager
+def _quiet():  # type: ignore[no-untyped-def]
+    """The exporter prints its progress and warns about its own internals; none of it is for users."""
+    logger = logging.getLogger("torch.onnx")
+    level = logger.level
+    logger.setLevel(logging.ERROR)
+    try:
+        with warnings.catch_warnings(), contextlib.redirect_stdout(io.StringIO()):
+            warnings.simplefilter("ignore")
+            yield
+    finally:
+        logger.setLevel(level)

@@ -1,0 +1,75 @@
+"""The bundle: a verified export that a stranger can deploy. A folder whose `bundle.json` describes and hashes the rest."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+
+from pydantic import BaseModel, ConfigDict, ValidationError
+
+from ncd_serve.errors import DataError
+from ncd_serve.files import sha256
+from ncd_serve.preprocess import PreprocessSpec
+
+SCHEMA_VERSION = 1
+MANIFEST, MODEL, LABELS, VERIFICATION, CARD = (
+    "bundle.json",
+    "model.onnx",
+    "labels.txt",
+    "verification.json",
+    "MODEL_CARD.md",
+)
+_EXPORT_AGAIN = "export the run again: ncd-serve export RUN"
+
+
+class BundleManifest(BaseModel):
+    """What `bundle.json` holds."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    schema_version: int = SCHEMA_VERSION
+    bundle_id: str
+    created: str
+    dataset: str
+    method: str
+    preprocess: PreprocessSpec
+    known_classes: list[str]
+    cluster_names: list[str]
+    training: dict[str, str | int | float | None]
+    versions: dict[str, str]
+    sha256: dict[str, str]
+
+
+@dataclass(frozen=True)
+class Bundle:
+    """A bundle on disk whose files are the ones that were verified."""
+
+    folder: Path
+    manifest: BundleManifest
+
+    @property
+    def model_path(self) -> Path:
+        """The ONNX file."""
+        return self.folder / MODEL
+
+    @classmethod
+    def read(cls, folder: Path) -> Bundle:
+        """Open a bundle, or raise DataError: missing, of a newer schema, damaged or changed."""
+        path = folder / MANIFEST
+        if not path.is_file():
+            raise DataError(f"{folder} is not a bundle: it has no {MANIFEST}", hint="ncd-serve export RUN makes one")
+        try:
+            manifest = BundleManifest.model_validate_json(path.read_bytes())
+        except ValidationError as error:
+            first = error.errors()[0]
+            where = ".".join(str(part) for part in first["loc"])
+            raise DataError(f"{path} is damaged: {where}: {first['msg']}", hint=_EXPORT_AGAIN) from None
+        if manifest.schema_version > SCHEMA_VERSION:
+            raise DataError(
+                f"{path} has schema {manifest.schema_version}, this version reads up to {SCHEMA_VERSION}",
+                hint="pip install --upgrade ncd-serve",
+            )
+        for name, expected in manifest.sha256.items():
+            if not (folder / name).is_file() or sha256(folder / name) != expected:
+                raise DataError(f"{folder / name} is missing or not the file that was verified", hint=_EXPORT_AGAIN)
+        return cls(folder, manifest)

@@ -1,0 +1,81 @@
+"""Write files so that a reader sees the old content or the new, never half of either."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import shutil
+import tempfile
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+
+@contextmanager
+def atomic_path(target: Path) -> Iterator[Path]:
+    """Yield a path beside `target` to write to; it takes the target's place when the block ends well."""
+    target.parent.mkdir(parents=True, exist_ok=True)
+    handle, name = tempfile.mkstemp(dir=target.parent, prefix=f".{target.name}.")
+    os.close(handle)
+    temporary = Path(name)
+    try:
+        yield temporary
+        temporary.chmod(0o666 & ~_umask())
+        _sync(temporary)
+        temporary.replace(target)
+    finally:
+        temporary.unlink(missing_ok=True)
+
+
+@contextmanager
+def atomic_directory(target: Path) -> Iterator[Path]:
+    """Yield an empty directory beside `target`; it replaces the target when the block ends well."""
+    target.parent.mkdir(parents=True, exist_ok=True)
+    fresh = Path(tempfile.mkdtemp(dir=target.parent, prefix=f".{target.name}."))
+    retired = fresh.with_name(fresh.name + ".old")
+    try:
+        yield fresh
+        fresh.chmod(0o777 & ~_umask())
+        if target.exists():
+            target.rename(retired)
+        fresh.rename(target)
+    finally:
+        if retired.exists() and not target.exists():
+            retired.rename(target)
+        for leftover in (fresh, retired):
+            shutil.rmtree(leftover, ignore_errors=True)
+
+
+def write_text(target: Path, text: str) -> None:
+    """Write a text file atomically."""
+    with atomic_path(target) as temporary:
+        temporary.write_text(text, encoding="utf-8")
+
+
+def write_json(target: Path, content: Any) -> None:
+    """Write a JSON file atomically, readable by people."""
+    write_text(target, json.dumps(content, indent=2, ensure_ascii=False) + "\n")
+
+
+def sha256(path: Path) -> str:
+    """Hex digest of a file's bytes."""
+    with path.open("rb") as stream:
+        digest = hashlib.sha256()
+        while chunk := stream.read(1 << 20):
+            digest.update(chunk)
+        return digest.hexdigest()
+
+
+def _umask() -> int:
+    mask = os.umask(0)
+    os.umask(mask)
+    return mask
+
+
+def _sync(path: Path) -> None:
+    with path.open("rb") as stream:
+        os.fsync(stream.fileno())

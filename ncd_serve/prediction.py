@@ -1,0 +1,54 @@
+"""One row of an answer: which cluster an image belongs to. The same columns everywhere."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field, fields
+from typing import TYPE_CHECKING, Literal, NamedTuple
+
+import numpy as np
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from numpy.typing import NDArray
+
+
+class Candidate(NamedTuple):
+    """One of the likeliest clusters of an image."""
+
+    cluster_id: int
+    cluster_name: str
+    probability: float
+
+
+@dataclass(frozen=True)
+class Prediction:
+    """An image and its cluster, or the reason why there is none."""
+
+    path: str
+    status: Literal["ok", "error"]
+    cluster_id: int | None = None
+    cluster_name: str | None = None
+    confidence: float | None = None
+    margin: float | None = None
+    top_k: list[Candidate] = field(default_factory=list)
+    error: str | None = None
+
+    @classmethod
+    def failed(cls, path: str, error: str) -> Prediction:
+        """The row of an image that could not be read."""
+        return cls(path=path, status="error", error=error)
+
+    @classmethod
+    def from_probabilities(
+        cls, path: str, probabilities: NDArray[np.float32], *, names: Sequence[str], top_k: int
+    ) -> Prediction:
+        """The row of an image with cluster probabilities [C]; `margin` is the lead over the second cluster."""
+        order = np.argsort(-probabilities, kind="stable")
+        ranked = [Candidate(int(i), names[i], float(probabilities[i])) for i in order[: max(top_k, 2)]]
+        best = ranked[0]
+        margin = best.probability - (ranked[1].probability if len(ranked) > 1 else 0.0)
+        return cls(path, "ok", best.cluster_id, best.cluster_name, best.probability, margin, ranked[:top_k])
+
+
+COLUMNS = tuple(column.name for column in fields(Prediction))

@@ -1,0 +1,75 @@
+"""The only way from an image file to the array that a model is evaluated, verified and served with.
+
+Training's evaluation, the export's verification, `assign` and `query` all call this; training's augmented views start
+from `open_image` too. Normalisation is not here: it is inside the model.
+"""
+
+from __future__ import annotations
+
+import io
+import warnings
+from pathlib import Path
+
+import numpy as np
+from numpy.typing import NDArray
+from PIL import Image, ImageOps, UnidentifiedImageError
+from pydantic import BaseModel, ConfigDict
+
+from ncd_serve.errors import DataError
+
+MAX_BYTES = 64 << 20
+MAX_PIXELS = 100_000_000
+FORMATS = ("JPEG", "PNG", "WEBP", "BMP", "GIF", "TIFF", "PPM")
+
+
+class PreprocessSpec(BaseModel):
+    """Shorter side to `resize` px (bilinear, antialiased), then the central square of `resolution` px."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    resolution: int
+    resize: int
+
+
+def open_image(source: Path | bytes, *, at_least: int = 0) -> Image.Image:
+    """Decode an untrusted image file to upright RGB, or raise DataError with the reason.
+
+    A JPEG may come out smaller than it is, but no side shorter than `at_least` (0: full size): decoding at a fraction
+    of the size is several times faster than decoding all of it and shrinking afterwards.
+    """
+    try:
+        data = _read(source)
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore", Image.DecompressionBombWarning)
+            image = Image.open(io.BytesIO(data), formats=FORMATS)
+        if image.width * image.height > MAX_PIXELS:
+            raise DataError(f"{image.width} x {image.height} px are more than {MAX_PIXELS:,}")
+        if at_least:
+            image.draft("RGB", (at_least, at_least))
+        return ImageOps.exif_transpose(image).convert("RGB")
+    except UnidentifiedImageError:
+        raise DataError("not an image of a known format") from None
+    except (OSError, SyntaxError, ValueError, Image.DecompressionBombError) as error:
+        raise DataError(f"cannot be decoded: {error}") from error
+
+
+def to_array(image: Image.Image, spec: PreprocessSpec) -> NDArray[np.uint8]:
+    """An RGB image to uint8 [resolution, resolution, 3]."""
+    scale = spec.resize / min(image.size)
+    size = (max(spec.resolution, round(image.width * scale)), max(spec.resolution, round(image.height * scale)))
+    if size != image.size:
+        image = image.resize(size, Image.Resampling.BILINEAR)
+    left, top = (size[0] - spec.resolution) // 2, (size[1] - spec.resolution) // 2
+    return np.asarray(image.crop((left, top, left + spec.resolution, top + spec.resolution)))
+
+
+def load_array(source: Path | bytes, spec: PreprocessSpec) -> NDArray[np.uint8]:
+    """An image file to uint8 [resolution, resolution, 3]."""
+    return to_array(open_image(source, at_least=spec.resize), spec)
+
+
+def _read(source: Path | bytes) -> bytes:
+    size = len(source) if isinstance(source, bytes) else source.stat().st_size
+    if not 0 < size <= MAX_BYTES:
+        raise DataError("the file is empty" if size == 0 else f"{size:,} bytes are more than {MAX_BYTES:,}")
+    return source if isinstance(source, bytes) else source.read_bytes()

@@ -1,0 +1,1 @@
+"""The folder that becomes Triton's `onnxruntime` backend."""

@@ -1,0 +1,96 @@
+"""What a child server needs from the operating system: ports before it, an end after it."""
+
+from __future__ import annotations
+
+import os
+import signal
+import socket
+import subprocess
+import sys
+import time
+from contextlib import ExitStack
+from pathlib import Path
+from typing import TYPE_CHECKING, NamedTuple
+
+from ncd_serve.errors import ServerError
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+
+POLL_SECONDS = 0.05
+RUN_WITH_PARENT = Path(__file__).with_name("run_with_parent.py")
+
+
+class Ports(NamedTuple):
+    """Where one server listens."""
+
+    http: int
+    grpc: int
+    metrics: int
+
+
+def choose_ports(host: str, *wanted: int | None) -> Ports:
+    """The wanted ports if they are free, and free ones for those that are None."""
+    with ExitStack() as held:  # until the last is chosen, so that no two are the same
+        return Ports(*[held.enter_context(_listen(host, port or 0)).getsockname()[1] for port in wanted])
+
+
+def _listen(host: str, port: int) -> socket.socket:
+    listener = socket.socket()
+    try:
+        # As Triton does: a port that only waits out its last connections counts as free.
+        listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        listener.bind((host, port))
+        listener.listen()
+    except OSError as error:
+        listener.close()
+        raise ServerError(
+            f"Triton cannot listen on {host}:{port}: {error.strerror}",
+            hint="stop what uses the port, choose another, or leave it out to get a free one",
+        ) from error
+    return listener
+
+
+def start_process(
+    command: Sequence[str], *, cwd: Path, environment: Mapping[str, str], log_path: Path
+) -> subprocess.Popen[bytes]:
+    """Start a server that leads a group of its own, logs to a file and ends when this process does."""
+    try:
+        log = log_path.open("ab")
+    except OSError as error:
+        raise ServerError(f"cannot write the log {log_path}: {error.strerror}") from error
+    with log:
+        return subprocess.Popen(
+            [sys.executable, "-IS", str(RUN_WITH_PARENT), str(os.getpid()), *command],
+            cwd=cwd,
+            env=environment,
+            stdin=subprocess.DEVNULL,
+            stdout=log,
+            stderr=log,
+            # Ctrl-C in our terminal must reach us alone: we stop the server in order.
+            start_new_session=True,
+        )
+
+
+def has_exited(process: subprocess.Popen[bytes]) -> bool:
+    """Whether the process has ended, without taking its id back from it (see `end_process`)."""
+    return os.waitid(os.P_PID, process.pid, os.WEXITED | os.WNOHANG | os.WNOWAIT) is not None
+
+
+def end_process(process: subprocess.Popen[bytes], timeout: float) -> None:
+    """Ask a group's leader to end, wait for it, then kill what is left of the group."""
+    try:
+        os.kill(process.pid, signal.SIGTERM)
+        deadline = time.monotonic() + timeout
+        while not has_exited(process) and time.monotonic() < deadline:
+            time.sleep(POLL_SECONDS)
+    finally:
+        # The leader is not reaped yet, so the group's id cannot have passed on to strangers.
+        os.killpg(process.pid, signal.SIGKILL)
+        process.wait()
+
+
+def remove_shared_memory(prefix: str) -> None:
+    """Remove the regions that a server which was killed could not remove itself."""
+    for region in Path("/dev/shm").glob(f"{prefix}*"):
+        region.unlink(missing_ok=True)

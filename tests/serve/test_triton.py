@@ -1,0 +1,408 @@
+"""The launcher and its backend against a real Triton process."""
+
+from __future__ import annotations
+
+import os
+import signal
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from functools import partial
+from pathlib import Path
+from queue import Queue
+from typing import Any
+from urllib.request import urlopen
+
+import numpy as np
+import onnx
+import onnxruntime as ort
+import pytest
+import tritonclient.grpc as grpc
+from numpy.typing import NDArray
+from onnx import TensorProto, helper, numpy_helper
+from tritonclient.utils import InferenceServerException
+
+from ncd_serve.errors import DataError, MissingExtraError, NcdError, ServerError
+from ncd_serve.triton import TritonServer, check_repository, find_triton, install
+
+try:
+    SOURCE, WHY_NOT = str(find_triton().source), ""
+except NcdError as error:
+    SOURCE, WHY_NOT = "", str(error)
+
+needs_triton = pytest.mark.skipif(not SOURCE, reason=WHY_NOT)
+needs_wheel = pytest.mark.skipif(SOURCE != "wheel", reason="about the Python backend of the wheel's server")
+pytestmark = pytest.mark.triton
+
+Array = NDArray[Any]
+Direct = Callable[[Array], dict[str, Array]]
+
+READY_SECONDS = 60
+SHAPES = {"cluster_id": [], "confidence": [], "batch_size": [], "probabilities": [5], "embedding": [8]}
+LABELS = ["finch", "wren: house", "owl", "gull", "crow"]
+CONFIG = """
+backend: "onnxruntime"
+max_batch_size: 8
+input [ { name: "image" data_type: TYPE_UINT8 dims: [ 4, 4, 3 ] } ]
+output [
+  { name: "cluster_id" data_type: TYPE_INT64 dims: [ 1 ] reshape { shape: [ ] } },
+  { name: "confidence" data_type: TYPE_FP32 dims: [ 1 ] reshape { shape: [ ] } },
+  { name: "batch_size" data_type: TYPE_INT64 dims: [ 1 ] reshape { shape: [ ] } },
+  { name: "probabilities" data_type: TYPE_FP32 dims: [ 5 ] label_filename: "labels.txt" },
+  { name: "embedding" data_type: TYPE_FP32 dims: [ 8 ] }
+]
+dynamic_batching { preferred_batch_size: [ 8 ] max_queue_delay_microseconds: 100000 }
+instance_group [ { kind: KIND_CPU count: 1 } ]
+parameters { key: "intra_op_thread_count" value: { string_value: "1" } }
+"""
+
+
+def save_model(
+    folder: Path, nodes: list[Any], inputs: list[Any], outputs: list[Any], constants: dict[str, Any]
+) -> None:
+    initializers = [numpy_helper.from_array(np.asarray(value), name) for name, value in constants.items()]
+    graph = helper.make_graph(nodes, "graph", inputs, outputs, initializers)
+    model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 18)], ir_version=10)
+    (folder / "1").mkdir(parents=True)
+    onnx.save(model, folder / "1" / "model.onnx")
+
+
+def make_classifier(folder: Path, config: str = CONFIG) -> None:
+    """The tensors of an exported model, on images of 4 x 4 pixels, and the number of images it was run on."""
+    rng = np.random.default_rng(0)
+    nodes = [
+        helper.make_node("Cast", ["image"], ["pixels"], to=TensorProto.FLOAT),
+        helper.make_node("Flatten", ["pixels"], ["flat"]),
+        helper.make_node("Div", ["flat", "white"], ["scaled"]),
+        helper.make_node("MatMul", ["scaled", "trunk"], ["embedding"]),
+        helper.make_node("MatMul", ["embedding", "head"], ["logits"]),
+        helper.make_node("Softmax", ["logits"], ["probabilities"], axis=1),
+        helper.make_node("ArgMax", ["logits"], ["cluster_id"], axis=1, keepdims=0),
+        helper.make_node("ReduceMax", ["probabilities", "axes"], ["confidence"], keepdims=0),
+        helper.make_node("Shape", ["image"], ["count"], start=0, end=1),
+        helper.make_node("Expand", ["count", "count"], ["batch_size"]),
+    ]
+    constants = {
+        "white": np.float32(255),
+        "trunk": rng.normal(size=(48, 8)).astype(np.float32),
+        "head": rng.normal(size=(8, 5)).astype(np.float32),
+        "axes": np.array([1]),
+    }
+    image = helper.make_tensor_value_info("image", TensorProto.UINT8, ["N", 4, 4, 3])
+    types = {"cluster_id": TensorProto.INT64, "batch_size": TensorProto.INT64}
+    outputs = [
+        helper.make_tensor_value_info(name, types.get(name, TensorProto.FLOAT), ["N", *dims])
+        for name, dims in SHAPES.items()
+    ]
+    save_model(folder, nodes, [image], outputs, constants)
+    (folder / "config.pbtxt").write_text(config)
+    (folder / "labels.txt").write_text("\n".join(LABELS))
+
+
+def make_lookup(folder: Path) -> None:
+    """A model without config.pbtxt that fails at run time when asked for a row it does not have."""
+    nodes = [helper.make_node("Gather", ["table", "row"], ["value"])]
+    row = helper.make_tensor_value_info("row", TensorProto.INT64, ["N"])
+    value = helper.make_tensor_value_info("value", TensorProto.FLOAT, ["N", 2])
+    save_model(folder, nodes, [row], [value], {"table": np.arange(6, dtype=np.float32).reshape(3, 2)})
+
+
+@pytest.fixture(scope="module")
+def repository(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("a path with spaces")
+    make_classifier(folder / "birds")
+    make_lookup(folder / "lookup")
+    return folder
+
+
+@pytest.fixture(scope="module")
+def server(repository: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[TritonServer]:
+    elsewhere = tmp_path_factory.mktemp("cwd")
+    (elsewhere / "model.py").write_text("raise ImportError('the stub imported a file of the user')")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.chdir(elsewhere)
+        with TritonServer(repository) as server:
+            server.wait_ready(READY_SECONDS)
+            yield server
+
+
+@pytest.fixture(scope="module")
+def client(server: TritonServer) -> Iterator[grpc.InferenceServerClient]:
+    with grpc.InferenceServerClient(server.grpc_url) as client:
+        yield client
+
+
+@pytest.fixture(scope="module")
+def direct(repository: Path) -> Direct:
+    options = ort.SessionOptions()
+    options.intra_op_num_threads = 1
+    session = ort.InferenceSession(
+        repository / "birds" / "1" / "model.onnx", options, providers=["CPUExecutionProvider"]
+    )
+    return lambda images: dict(zip(SHAPES, session.run(list(SHAPES), {"image": images}), strict=True))
+
+
+def random_images(count: int, seed: int = 0) -> Array:
+    return np.random.default_rng(seed).integers(0, 256, (count, 4, 4, 3), dtype=np.uint8)
+
+
+def tensor(name: str, array: Array) -> grpc.InferInput:
+    result = grpc.InferInput(name, array.shape, {"uint8": "UINT8", "int64": "INT64"}[array.dtype.name])
+    result.set_data_from_numpy(array)
+    return result
+
+
+def regions() -> set[str]:
+    return {path.name for path in Path("/dev/shm").glob("ncd-*")}
+
+
+def wait_until(condition: Callable[[], bool], seconds: float) -> bool:
+    deadline = time.monotonic() + seconds
+    while not condition() and time.monotonic() < deadline:
+        time.sleep(0.05)
+    return condition()
+
+
+def group_is_gone(group: int) -> bool:
+    try:
+        os.killpg(group, 0)
+    except ProcessLookupError:
+        return True
+    return False
+
+
+@needs_triton
+@pytest.mark.parametrize("count", [1, 3, 8])
+def test_answers_equal_onnxruntime_bit_for_bit(client: grpc.InferenceServerClient, direct: Direct, count: int) -> None:
+    images = random_images(count, seed=count)
+    answer = client.infer("birds", [tensor("image", images)])
+    for name, expected in direct(images).items():
+        served = answer.as_numpy(name)
+        assert served.shape == (count, *(SHAPES[name] or [1])), name
+        assert served.dtype == expected.dtype, name
+        assert served.tobytes() == expected.tobytes(), name
+
+
+@needs_triton
+def test_requests_of_one_batch_are_merged_and_split_again(client: grpc.InferenceServerClient, direct: Direct) -> None:
+    counts = [1, 2, 3, 2] * 4
+    names = ["embedding", "cluster_id"]
+    answers: Queue[tuple[int, Any, Any]] = Queue()
+    for index, count in enumerate(counts):
+        client.async_infer(
+            "birds",
+            [tensor("image", random_images(count, seed=index))],
+            partial(lambda index, result, error: answers.put((index, result, error)), index),
+            outputs=[grpc.InferRequestedOutput(name) for name in ("batch_size", names[index % 2])],
+        )
+    merged = False
+    for _ in counts:
+        index, result, error = answers.get(timeout=20)
+        assert error is None
+        name, other = names[index % 2], names[1 - index % 2]
+        expected = direct(random_images(counts[index], seed=index))[name]
+        # Not bit for bit: the size of a matrix product may change the order of its sums.
+        np.testing.assert_allclose(result.as_numpy(name).reshape(expected.shape), expected, rtol=1e-5, atol=1e-5)
+        assert result.as_numpy(other) is None
+        merged |= result.as_numpy("batch_size").max() > counts[index]
+    assert merged
+
+
+@needs_triton
+def test_only_the_selected_output_comes_back(client: grpc.InferenceServerClient) -> None:
+    wanted = [grpc.InferRequestedOutput("confidence")]
+    answer = client.infer("birds", [tensor("image", random_images(2))], outputs=wanted)
+    assert [output.name for output in answer.get_response().outputs] == ["confidence"]
+
+
+@needs_triton
+def test_classification_names_the_best_clusters(client: grpc.InferenceServerClient, direct: Direct) -> None:
+    images = random_images(2)
+    wanted = [grpc.InferRequestedOutput("probabilities", class_count=2)]
+    rows = client.infer("birds", [tensor("image", images)], outputs=wanted).as_numpy("probabilities")
+    for row, probabilities in zip(rows, direct(images)["probabilities"], strict=True):
+        best = np.argsort(-probabilities)[:2]
+        split = [text.decode().split(":", 2) for text in row]
+        assert [(int(index), label) for _, index, label in split] == [(index, LABELS[index]) for index in best]
+        np.testing.assert_allclose([float(score) for score, _, _ in split], probabilities[best], atol=1e-5)
+
+
+@needs_triton
+def test_a_model_without_config_is_served_and_tells_its_errors(client: grpc.InferenceServerClient) -> None:
+    answer = client.infer("lookup", [tensor("row", np.array([[2], [0]]))])
+    np.testing.assert_array_equal(answer.as_numpy("value"), [[4, 5], [0, 1]])
+    with pytest.raises(InferenceServerException, match="out of data bounds"):
+        client.infer("lookup", [tensor("row", np.array([[7]]))])
+    assert client.infer("lookup", [tensor("row", np.array([[1]]))]).as_numpy("value").tolist() == [[2, 3]]
+
+
+@needs_triton
+def test_metrics_are_served(server: TritonServer) -> None:
+    with urlopen(server.metrics_url, timeout=5) as page:
+        assert b"nv_inference_count" in page.read()
+
+
+@needs_triton
+def test_a_port_in_use_is_told_before_anything_starts(repository: Path) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port = taken.getsockname()[1]
+        with pytest.raises(ServerError, match=f"127.0.0.1:{port}: Address already in use") as caught:
+            TritonServer(repository, grpc_port=port).start()
+    assert caught.value.hint
+
+
+@needs_triton
+def test_a_start_that_fails_half_way_leaves_nothing(
+    repository: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
+    with pytest.raises(ServerError, match="cannot write the log"):
+        TritonServer(repository, log_path=tmp_path / "missing" / "triton.log").start()
+    assert list(tmp_path.iterdir()) == []
+
+
+@needs_triton
+def test_a_corrupt_model_is_named(tmp_path: Path) -> None:
+    make_classifier(tmp_path / "models" / "birds")
+    broken = tmp_path / "models" / "broken" / "1" / "model.onnx"
+    broken.parent.mkdir(parents=True)
+    broken.write_bytes(b"not a model")
+    log = tmp_path / "triton.log"
+    log.write_text("E0101 00:00:00.000000 1 x.cc:1] \"failed to load 'older' version 1: gone\"\n")
+    with TritonServer(tmp_path / "models", log_path=log) as server, pytest.raises(ServerError) as caught:
+        server.wait_ready(READY_SECONDS)
+    assert "failed to load 'broken' version 1" in str(caught.value)
+    assert "Protobuf parsing failed" in str(caught.value)
+    assert str(broken) in str(caught.value)
+    assert "birds" not in str(caught.value)
+    assert "older" not in str(caught.value)
+    assert str(log) in (caught.value.hint or "")
+
+
+@needs_wheel
+def test_what_the_backend_cannot_honour_is_refused_by_name(tmp_path: Path) -> None:
+    accelerator = 'execution_accelerators { cpu_execution_accelerator: [ { name: "openvino" } ] }'
+    make_classifier(tmp_path / "a", CONFIG + 'parameters { key: "execution_mode" value: { string_value: "1" } }')
+    make_classifier(tmp_path / "b", CONFIG + f"optimization {{ {accelerator} }}")
+    make_classifier(tmp_path / "c", CONFIG.replace("dims: [ 5 ]", "dims: [ 6 ]"))
+    make_classifier(tmp_path / "d", CONFIG.replace("KIND_CPU", "KIND_GPU"))
+    with TritonServer(tmp_path) as server, pytest.raises(ServerError) as caught:
+        server.wait_ready(READY_SECONDS)
+    for model, reason in {
+        "a": "cannot honour parameters: execution_mode",
+        "b": "cannot honour optimization: execution_accelerators",
+        "c": r"'probabilities' is \[-1, 6\] in config.pbtxt, \[-1, 5\] in model.onnx",
+        "d": "KIND_GPU but no GPUs are available",
+    }.items():
+        assert caught.match(f"failed to load '{model}' version 1: .*{reason}")
+
+
+@needs_triton
+def test_stop_leaves_nothing_even_when_the_server_hangs(
+    repository: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
+    monkeypatch.setattr("ncd_serve.triton.server.KILL_SECONDS", 0.5)
+    before = regions()
+    server = TritonServer(repository)
+    server.start()
+    server.wait_ready(READY_SECONDS)
+    pid = server.pid
+    os.kill(pid, signal.SIGSTOP)
+    server.stop()
+    server.stop()
+    assert wait_until(lambda: group_is_gone(pid), 5)
+    assert regions() <= before
+    assert list(tmp_path.iterdir()) == []
+
+
+@needs_triton
+def test_the_server_ends_with_the_process_that_started_it(repository: Path, tmp_path: Path) -> None:
+    before = regions()
+    code = (
+        "import sys, time; from pathlib import Path; from ncd_serve.triton import TritonServer\n"
+        "server = TritonServer(Path(sys.argv[1])); server.start(); server.wait_ready(60)\n"
+        "print(server.pid, flush=True); time.sleep(60)"
+    )
+    command = [sys.executable, "-c", code, str(repository)]
+    environment = {**os.environ, "TMPDIR": str(tmp_path)}
+    with subprocess.Popen(command, env=environment, stdout=subprocess.PIPE, text=True) as parent:
+        assert parent.stdout is not None
+        pid = int(parent.stdout.readline())
+        parent.kill()
+    assert wait_until(lambda: group_is_gone(pid), 30)
+    assert regions() <= before
+
+
+@pytest.fixture
+def no_server_on_path(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PATH", "")
+
+
+@pytest.mark.usefixtures("no_server_on_path")
+def test_no_triton_at_all(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(install, "find_spec", lambda name: None)
+    with pytest.raises(MissingExtraError) as caught:
+        find_triton()
+    assert caught.value.exit_code == 6
+    assert "pip install 'ncd-serve[triton]'" in (caught.value.hint or "")
+
+
+@needs_wheel
+@pytest.mark.usefixtures("no_server_on_path")
+def test_numpy_2_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(install, "version", lambda name: "2.1.0")
+    with pytest.raises(ServerError, match=r"corrupts arrays of numpy 2\.1\.0") as caught:
+        find_triton()
+    assert "numpy<2" in (caught.value.hint or "")
+
+
+@needs_wheel
+@pytest.mark.usefixtures("no_server_on_path")
+def test_a_python_without_its_library_is_told_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("sysconfig.get_config_var", lambda name: None)
+    monkeypatch.setattr("sys.base_prefix", "/nowhere")
+    with pytest.raises(MissingExtraError, match=r"libpython3\.\d+\.so\.1\.0") as caught:
+        find_triton()
+    assert "apt install libpython3" in (caught.value.hint or "")
+
+
+def test_a_server_on_path_comes_first(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    server = tmp_path / "tritonserver"
+    server.touch(mode=0o755)
+    monkeypatch.setenv("PATH", str(tmp_path))
+    found = find_triton()
+    assert (found.executable, found.source) == (server, "PATH")
+    assert found.lay_out(tmp_path / "backends") == []
+    assert found.environment() == dict(os.environ)
+
+
+@pytest.mark.parametrize(
+    ("file", "reason"),
+    [
+        (None, "No such file or directory"),
+        ("README.md", "no model folders"),
+        ("birds/config.pbtxt", "no version with a model.onnx in .*birds"),
+        ("birds/v1/model.onnx", "no version with a model.onnx in .*birds"),
+        ("birds/0/model.onnx", "no version with a model.onnx in .*birds"),
+        ("my birds/1/model.onnx", "'my birds' cannot be a model name"),
+    ],
+)
+def test_a_folder_that_is_no_repository_is_refused(tmp_path: Path, file: str | None, reason: str) -> None:
+    folder = tmp_path / "models"
+    if file is not None:
+        (folder / file).parent.mkdir(parents=True)
+        (folder / file).touch()
+    with pytest.raises(DataError, match=reason) as caught:
+        check_repository(folder)
+    assert "ncd-serve export" in (caught.value.hint or "")
+
+
+@pytest.mark.skipif(os.geteuid() == 0, reason="root may read everything")
+def test_an_unreadable_model_is_refused(tmp_path: Path) -> None:
+    make_lookup(tmp_path / "lookup")
+    (tmp_path / "lookup" / "1" / "model.onnx").chmod(0)
+    with pytest.raises(DataError, match="permission denied"):
+        check_repository(tmp_path)

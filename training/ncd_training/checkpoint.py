@@ -1,0 +1,63 @@
+"""The whole state of a run in one safetensors file: weights, memories, momentum, epoch. No pickle, no import paths."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+from safetensors import SafetensorError, safe_open
+from safetensors.torch import save_file
+from torch import Tensor, nn
+
+from ncd_serve.errors import DataError
+from ncd_serve.files import atomic_path
+from ncd_training.objective import Objective
+
+
+@dataclass
+class TrainState:
+    """What changes while training."""
+
+    model: nn.Module
+    objective: Objective
+    optimizer: torch.optim.SGD
+    epoch: int = 0  # epochs done
+
+
+def save_checkpoint(state: TrainState, path: Path) -> None:
+    """Write the state; a reader sees the previous file or this one."""
+    tensors: dict[str, Tensor] = {}
+    for prefix, module in (("model", state.model), ("objective", state.objective)):
+        tensors |= {f"{prefix}.{name}": tensor.contiguous() for name, tensor in module.state_dict().items()}
+    for number, slot in state.optimizer.state_dict()["state"].items():
+        tensors[f"momentum.{number}"] = slot["momentum_buffer"].contiguous()
+    with atomic_path(path) as temporary:
+        save_file(tensors, temporary, metadata={"epoch": str(state.epoch)})
+
+
+def load_checkpoint(state: TrainState, path: Path) -> None:
+    """Restore a state that was built from the same configuration."""
+    tensors, state.epoch = _read(path)
+    groups: dict[str, dict[str, Tensor]] = {"model": {}, "objective": {}, "momentum": {}}
+    for key, tensor in tensors.items():
+        group, _, name = key.partition(".")
+        groups[group][name] = tensor
+    try:
+        state.model.load_state_dict(groups["model"])
+        state.objective.load_state_dict(groups["objective"])
+    except RuntimeError as error:
+        raise DataError(f"{path} does not fit the run's configuration: {error}", hint="was config.toml edited?") from None
+    saved = state.optimizer.state_dict()
+    saved["state"] = {int(number): {"momentum_buffer": tensor} for number, tensor in groups["momentum"].items()}
+    state.optimizer.load_state_dict(saved)
+
+
+def _read(path: Path) -> tuple[dict[str, Tensor], int]:
+    if not path.is_file():
+        raise DataError(f"no checkpoint at {path}", hint="train for at least one epoch first")
+    try:
+        with safe_open(path, framework="pt") as stored:
+            return {key: stored.get_tensor(key) for key in stored.keys()}, int(stored.metadata()["epoch"])  # noqa: SIM118
+    except (SafetensorError, OSError) as error:
+        raise DataError(f"{path} is damaged: {error}", hint="train again, or restore the file from a copy") from None

@@ -1,0 +1,187 @@
+"""Everything a run can be told, as a frozen, typed tree: a recipe, then a TOML file, then `--set section.key=value`."""
+
+from __future__ import annotations
+
+import sys
+from importlib.resources import files
+from pathlib import Path
+from typing import Any, Literal
+
+import tomli_w
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
+
+from ncd_serve.errors import DataError, UsageError, did_you_mean
+from ncd_serve.preprocess import PreprocessSpec
+
+if sys.version_info >= (3, 11):
+    import tomllib
+else:
+    import tomli as tomllib
+
+
+class Section(BaseModel):
+    """A part of the configuration: unknown keys are errors, values never change."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+
+class DataConfig(Section):
+    """Which images, and how they are prepared."""
+
+    dataset: str | None = None  # a named dataset, or the user's own folders:
+    root: Path | None = None
+    labelled: Path | None = None
+    unlabelled: Path | None = None
+    novel_classes: int | None = Field(None, ge=2)  # number of clusters; None: the dataset knows it
+    resolution: int = Field(224, ge=16)
+    resize: int = Field(256, ge=16)
+    augmentation: Literal["crop", "glyph"] = "crop"
+    workers: int = Field(2, ge=0)
+    cache_views: int = Field(0, ge=0)  # trunk maps of so many views of each image are computed once; 0: none
+
+    @property
+    def preprocess(self) -> PreprocessSpec:
+        """How images are prepared for evaluation and serving."""
+        return PreprocessSpec(resolution=self.resolution, resize=self.resize)
+
+
+class ModelConfig(Section):
+    """Trunk, branches and memories."""
+
+    trunk: str = "resnet50"
+    weights: Path | None = None
+    branches: Literal["global", "local", "global+global", "local+local", "global+local"] = "global+local"
+    dictionary_size: int = Field(2048, ge=1)  # e
+    dictionary_sampling: Literal["random", "all", "cam"] = "random"
+    bank_size: int = Field(2048, ge=1)  # T
+
+
+class PseudoLabelConfig(Section):
+    """How pairs of unlabelled images are judged."""
+
+    score: Literal["ranking", "cosine"] = "ranking"
+    hard: bool = False
+    global_top_k: int = Field(5, ge=1)
+    local_top_k: int = Field(30, ge=1)
+    cosine_threshold: float = 0.9
+    positives: Literal["own", "global", "local"] = "own"  # another source: the single-branch ablation
+    negatives: Literal["own", "global", "local"] = "own"
+
+
+class LossConfig(Section):
+    """The terms of the objective."""
+
+    pairwise: bool = True
+    distillation: bool = True
+    cross_entropy: bool = True
+    consistency: bool = True
+    divergence: Literal["symmetric_kl", "jensen_shannon"] = "symmetric_kl"
+    temperature: float = 0.07  # tau
+    consistency_weight: float = 50.0  # lambda
+    ramp_epochs: int = Field(150, ge=1)  # r
+
+
+class SupervisedConfig(Section):
+    """Cross entropy on the known classes before the branches part; 0 epochs: none."""
+
+    epochs: int = Field(0, ge=0)
+    scope: Literal["tail", "all"] = "tail"  # all: also the trunk, when there are no initial weights
+    learning_rate: float = 0.1
+    batch: int = 128
+
+
+class OptimConfig(Section):
+    """Stochastic gradient descent with step decay."""
+
+    epochs: int = Field(200, ge=1)
+    learning_rate: float = 0.1
+    momentum: float = 0.9
+    weight_decay: float = 1e-4
+    milestones: tuple[int, ...] = (170,)
+    labelled_batch: int = Field(128, ge=1)
+    unlabelled_batch: int = Field(64, ge=2)
+    seed: int = 0
+
+
+class TrainConfig(Section):
+    """A whole run."""
+
+    data: DataConfig = DataConfig()
+    model: ModelConfig = ModelConfig()
+    pseudo_labels: PseudoLabelConfig = PseudoLabelConfig()
+    loss: LossConfig = LossConfig()
+    supervised: SupervisedConfig = SupervisedConfig()
+    optim: OptimConfig = OptimConfig()
+
+    def to_toml(self) -> str:
+        """The resolved configuration as a file that `--config` reads back."""
+        return tomli_w.dumps(self.model_dump(mode="json", exclude_none=True))
+
+
+def recipe_names() -> list[str]:
+    """The recipes that ship with the package."""
+    return sorted(entry.name.removesuffix(".toml") for entry in _recipes().iterdir() if entry.name.endswith(".toml"))
+
+
+def resolve_config(
+    *, recipe: str | None, config_file: Path | None = None, overrides: dict[str, Any] | None = None
+) -> TrainConfig:
+    """Recipe, then file, then overrides (`{"optim.epochs": 10}`); whatever is unknown or wrong is a UsageError."""
+    tree: dict[str, Any] = {}
+    if recipe is not None:
+        if recipe not in recipe_names():
+            raise UsageError(f"unknown recipe '{recipe}'", hint=did_you_mean(recipe, recipe_names()))
+        _merge(tree, tomllib.loads((_recipes() / f"{recipe}.toml").read_text()))
+    if config_file is not None:
+        _merge(tree, _read_toml(config_file))
+    for key, value in (overrides or {}).items():
+        section, _, name = key.partition(".")
+        _merge(tree, {section: {name: value}} if name else {section: value})
+    try:
+        return TrainConfig.model_validate(tree)
+    except ValidationError as error:
+        raise _explained(error) from None
+
+
+def parse_override(text: str) -> tuple[str, Any]:
+    """`section.key=value` with the value as TOML (a bare word is a string)."""
+    key, separator, value = text.partition("=")
+    if not separator or "." not in key:
+        raise UsageError(f"cannot read --set {text}", hint="write --set section.key=value, e.g. --set optim.epochs=10")
+    try:
+        return key, tomllib.loads(f"value = {value}")["value"]
+    except tomllib.TOMLDecodeError:
+        return key, value
+
+
+def _recipes() -> Any:
+    return files("ncd_training") / "recipes"
+
+
+def _read_toml(path: Path) -> dict[str, Any]:
+    try:
+        return tomllib.loads(path.read_text(encoding="utf-8"))
+    except OSError as error:
+        raise DataError(f"cannot read {path}: {error.strerror}", hint="check the path") from None
+    except tomllib.TOMLDecodeError as error:
+        raise UsageError(f"{path} is not TOML: {error}", hint="mend the file at that line") from None
+
+
+def _merge(tree: dict[str, Any], update: dict[str, Any]) -> None:
+    for key, value in update.items():
+        if isinstance(value, dict) and isinstance(tree.get(key), dict):
+            _merge(tree[key], value)
+        else:
+            tree[key] = value
+
+
+def _explained(error: ValidationError) -> UsageError:
+    first = error.errors()[0]
+    key = ".".join(str(part) for part in first["loc"])
+    if first["type"] != "extra_forbidden":
+        return UsageError(f"config {key}: {first['msg']}", hint=f"it was {first.get('input')!r}")
+    *parents, unknown = (str(part) for part in first["loc"])
+    fields: Any = TrainConfig.model_fields
+    for parent in parents:
+        fields = fields[parent].annotation.model_fields
+    return UsageError(f"unknown config key '{key}'", hint=did_you_mean(unknown, fields))

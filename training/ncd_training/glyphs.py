@@ -1,0 +1,76 @@
+"""Embedded data, nothing to download: letters and digits in the fonts that ship inside matplotlib.
+
+The 26 letters are the known classes, the 10 digits the novel ones. Colour, texture, size, slant and position vary, so
+raw pixels say little about the class; the fonts make each class many shapes.
+"""
+
+from __future__ import annotations
+
+import string
+from functools import cache
+from pathlib import Path
+
+import matplotlib
+import numpy as np
+from PIL import Image, ImageDraw, ImageFont
+
+from ncd_serve.files import atomic_directory
+
+KNOWN, NOVEL = tuple(string.ascii_uppercase), tuple(string.digits)
+SIZE = 32
+_OVERSAMPLING = 3
+_FONTS = ("DejaVuSans", "DejaVuSansMono", "DejaVuSerif", "STIXGeneral", "cmr10", "cmb10", "cmss10", "cmtt10")
+_STYLES = ("", "-Bold", "-Oblique", "-Italic", "-BoldOblique", "-BoldItalic", "Bol", "Italic", "BolIta")
+
+
+def write_glyphs(root: Path, *, train: int = 80, test: int = 20, seed: int = 0) -> Path:
+    """Draw `train` and `test` images of every class into root/{train,test}/<class>/; kept if already there."""
+    if not root.exists():
+        with atomic_directory(root) as folder:
+            for number, character in enumerate(KNOWN + NOVEL):
+                for split, count in (("train", train), ("test", test)):
+                    rng = np.random.default_rng([seed, number, split == "test"])
+                    _write_class(folder / split / character, character, count, rng)
+    return root
+
+
+def _write_class(folder: Path, character: str, count: int, rng: np.random.Generator) -> None:
+    folder.mkdir(parents=True)
+    for index in range(count):
+        draw_glyph(character, rng).save(folder / f"{character}-{index:03d}.png")
+
+
+def draw_glyph(character: str, rng: np.random.Generator) -> Image.Image:
+    """One picture of a character: random font, colours, texture, slant, size and place."""
+    side = SIZE * _OVERSAMPLING
+    font = ImageFont.truetype(_fonts()[rng.integers(len(_fonts()))], int(side * rng.uniform(0.75, 0.95)))
+    mask = Image.new("L", (side, side))
+    place = tuple(side / 2 + rng.uniform(-0.06, 0.06, 2) * side)
+    ImageDraw.Draw(mask).text(place, character, fill=255, font=font, anchor="mm")
+    slant = rng.uniform(-0.2, 0.2)
+    mask = mask.transform(mask.size, Image.Transform.AFFINE, (1, slant, -slant * side / 2, 0, 1, 0), Image.BILINEAR)
+    mask = mask.rotate(rng.uniform(-12, 12), Image.BILINEAR).resize((SIZE, SIZE), Image.LANCZOS)
+    ink, paper = _colours(rng)
+    cover = np.asarray(mask, dtype=np.float32)[..., None] / 255
+    picture = cover * (ink + _texture(rng)) + (1 - cover) * (paper + _texture(rng))
+    return Image.fromarray(picture.clip(0, 255).astype(np.uint8))
+
+
+@cache
+def _fonts() -> list[Path]:
+    folder = Path(matplotlib.get_data_path()) / "fonts" / "ttf"
+    return [path for font in _FONTS for style in _STYLES if (path := folder / f"{font}{style}.ttf").exists()]
+
+
+def _colours(rng: np.random.Generator) -> tuple[np.ndarray, np.ndarray]:
+    """A light ink and a dark paper that a person can tell apart."""
+    while True:
+        ink, paper = rng.uniform(0, 255, (2, 3))
+        if float((ink - paper) @ (0.299, 0.587, 0.114)) > 80:
+            return ink, paper
+
+
+def _texture(rng: np.random.Generator) -> np.ndarray:
+    """A smooth gradient and some grain, [SIZE, SIZE, 3]."""
+    corners = Image.fromarray(rng.uniform(-30, 30, (3, 3)).astype(np.float32)).resize((SIZE, SIZE), Image.BICUBIC)
+    return np.asarray(corners)[..., None] + rng.normal(0, 6, (SIZE, SIZE, 3))

@@ -1,0 +1,79 @@
+"""One step, one epoch."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import torch
+from torch import Tensor
+
+from ncd_training.dual_branch import BranchOutput, DualBranchModel
+from ncd_training.randomness import generator_for
+from ncd_training.schedule import consistency_weight, learning_rate
+
+if TYPE_CHECKING:
+    from torch.utils.data import DataLoader
+
+    from ncd_training.checkpoint import TrainState
+    from ncd_training.config import TrainConfig
+    from ncd_training.views import BatchPlan
+
+_PARTS = 3  # the purpose that a step's generator is for
+
+
+def train_epoch(
+    state: TrainState, loader: DataLoader[list[Tensor]], plan: BatchPlan, labels: Tensor, config: TrainConfig
+) -> dict[str, float]:
+    """Run the epoch `state.epoch`, count it as done, and return the mean of each term."""
+    plan.epoch = state.epoch
+    for group in state.optimizer.param_groups:
+        group["lr"] = learning_rate(config.optim, state.epoch)
+    weight = consistency_weight(config.loss, state.epoch)
+    state.model.train()
+    totals: dict[str, float] = {}
+    # The plan is a function of the epoch: iterated beside its loader, it tells which images a batch holds.
+    for step, (requests, views) in enumerate(zip(plan, loader, strict=True)):
+        rows = [request.index for request in requests[: config.optim.labelled_batch]]
+        generator = generator_for(config.optim.seed, _PARTS, state.epoch, step)
+        terms = train_step(state, views, labels[rows], consistency_weight=weight, generator=generator)
+        for name, value in terms.items():
+            totals[name] = totals.get(name, 0.0) + value / len(plan)
+    state.epoch += 1
+    return totals
+
+
+def train_step(
+    state: TrainState,
+    views: list[Tensor],
+    labels: Tensor,
+    *,
+    consistency_weight: float,
+    generator: torch.Generator,
+) -> dict[str, float]:
+    """Two views of a batch, labelled images first, to one update of the branches."""
+    model, objective = state.model, state.objective
+    device = model.trunk.mean.device
+    inputs = torch.cat(views).to(device).contiguous(memory_format=torch.channels_last)
+    first, second = split_views(model(to_maps(model, inputs)))
+    labels = labels.to(device)
+    terms = objective(first, second, labels, consistency_weight=consistency_weight)
+    state.optimizer.zero_grad(set_to_none=True)
+    torch.stack(list(terms.values())).sum().backward()
+    state.optimizer.step()
+    objective.remember(first, labels, branches=model.branches, generator=generator)
+    return {name: float(term.detach()) for name, term in terms.items()}
+
+
+def to_maps(model: DualBranchModel, inputs: Tensor) -> Tensor:
+    """Images (uint8) through the frozen trunk; cached trunk maps as they are."""
+    if inputs.dtype != torch.uint8:
+        return inputs
+    with torch.no_grad():
+        return model.trunk(inputs)
+
+
+def split_views(outputs: list[BranchOutput]) -> tuple[list[BranchOutput], list[BranchOutput]]:
+    """Both views went through the branches as one batch; take them apart again."""
+    halves = [[tensor.chunk(2) for tensor in output] for output in outputs]
+    first, second = ([BranchOutput(*(pair[view] for pair in output)) for output in halves] for view in (0, 1))
+    return first, second

@@ -1,0 +1,46 @@
+"""The terms of the objective, as pure functions of tensors."""
+
+from __future__ import annotations
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+_EPSILON = 1e-7
+
+
+def pairwise_bce(first: Tensor, second: Tensor, positive: Tensor, negative: Tensor | None = None) -> Tensor:
+    """Binary cross entropy between pseudo labels and predicted pair agreement (Eq. 2).
+
+    `first`, `second`: cluster probabilities [M, C] of the two views. `positive`: pseudo labels [M, M].
+    `negative`: another source for the pairs that should differ (the single-branch ablation); same as `positive` if None.
+    """
+    agreement = (first @ second.T).clamp(_EPSILON, 1.0 - _EPSILON)
+    negative = positive if negative is None else negative
+    return -(positive * agreement.log() + (1.0 - negative) * (1.0 - agreement).log()).mean()
+
+
+def bank_log_probabilities(features: Tensor, bank: Tensor, temperature: float) -> Tensor:
+    """Log of how an image spreads over the bank's images: log softmax(z·b / tau), [M, d] and [T, d] to [M, T].
+
+    Both sides are L2-normalised: raw features of 2048 dimensions saturate the softmax at tau = 0.07.
+    """
+    logits = F.normalize(features, dim=1) @ F.normalize(bank, dim=1).T
+    return F.log_softmax(logits / temperature, dim=1)
+
+
+def symmetric_kl(log_p: Tensor, log_q: Tensor) -> Tensor:
+    """Mutual distillation (Eq. 6): half the KL divergence each way, mean over rows. Gradient flows into both."""
+    return 0.5 * ((log_p.exp() - log_q.exp()) * (log_p - log_q)).sum(dim=1).mean()
+
+
+def jensen_shannon(log_p: Tensor, log_q: Tensor) -> Tensor:
+    """The divergence variant: mean KL of each side to their mixture."""
+    log_mixture = torch.logaddexp(log_p, log_q) - torch.log(torch.tensor(2.0))
+    to_mixture = [(side.exp() * (side - log_mixture)).sum(dim=1) for side in (log_p, log_q)]
+    return 0.5 * (to_mixture[0] + to_mixture[1]).mean()
+
+
+def consistency(first: Tensor, second: Tensor) -> Tensor:
+    """Mean squared difference of the softmax outputs of two views, over images and classes (Eq. 8)."""
+    return F.mse_loss(first, second)

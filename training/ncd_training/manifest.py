@@ -1,0 +1,80 @@
+"""Which images there are, which of them are labelled, and what only a report may know."""
+
+from __future__ import annotations
+
+from collections import Counter
+from dataclasses import dataclass
+from pathlib import Path
+
+from ncd_serve.errors import DataError
+from ncd_serve.images import images_in
+
+LABELLED_TRAIN = "labelled-train"  # known classes, used with their labels
+UNLABELLED_TRAIN = "unlabelled-train"  # what is discovered; ACC on it is transductive
+KNOWN_TEST = "known-test"
+NOVEL_TEST = "novel-test"  # held out; ACC on it is inductive
+
+
+@dataclass(frozen=True)
+class Manifest:
+    """The images of a run.
+
+    `truth` holds true novel classes where a dataset has them. It is for reports alone and is kept apart from what
+    training sees: `labelled`, `unlabelled` and `known_classes`.
+    """
+
+    name: str
+    labelled: list[tuple[Path, int]]
+    unlabelled: list[Path]
+    known_classes: list[str]
+    novel_classes: int | None
+    truth: list[int] | None = None
+    known_test: tuple[tuple[Path, int], ...] = ()
+    novel_test: tuple[tuple[Path, int], ...] = ()
+
+    @property
+    def images(self) -> list[Path]:
+        """All training images, labelled first."""
+        return [path for path, _ in self.labelled] + self.unlabelled
+
+    def check(self, clusters: int) -> None:
+        """Raise DataError for what cannot be trained on, before any heavy work."""
+        if len(self.known_classes) < 2:
+            raise DataError("there is only one known class", hint="labelled images need at least two class folders")
+        if clusters > len(self.unlabelled):
+            raise DataError(
+                f"{clusters} clusters, but only {len(self.unlabelled)} unlabelled images",
+                hint="ask for fewer with --novel-classes",
+            )
+        sizes = Counter(label for _, label in self.labelled)
+        small = [name for number, name in enumerate(self.known_classes) if sizes[number] < 2]
+        if small:
+            raise DataError(f"known class '{small[0]}' has fewer than 2 images", hint="add images or remove the folder")
+
+
+def class_folders(root: Path) -> dict[str, list[Path]]:
+    """Images by the name of the class folder they are in, sorted; raises DataError when there are none."""
+    if not root.is_dir():
+        raise DataError(f"no such folder: {root}", hint="check the path")
+    folders = sorted(entry for entry in root.iterdir() if entry.is_dir() and not entry.name.startswith("."))
+    found = {folder.name: images for folder in folders if (images := images_in(folder))}
+    if not found:
+        raise DataError(f"no images in class folders below {root}", hint="it needs one folder of images for each class")
+    return found
+
+
+def from_folders(labelled: Path, unlabelled: Path) -> Manifest:
+    """The user's own images: class folders, and a folder (flat or nested) of images that nobody named."""
+    classes = class_folders(labelled)
+    if not unlabelled.is_dir():
+        raise DataError(f"no such folder: {unlabelled}", hint="check the path")
+    pile = images_in(unlabelled)
+    if not pile:
+        raise DataError(f"no images in {unlabelled}", hint="put the images to be grouped there")
+    return Manifest(
+        name=unlabelled.resolve().name,
+        labelled=[(path, number) for number, paths in enumerate(classes.values()) for path in paths],
+        unlabelled=pile,
+        known_classes=list(classes),
+        novel_classes=None,
+    )

@@ -1,0 +1,102 @@
+"""The files of a run, by name."""
+
+from __future__ import annotations
+
+import json
+import platform
+import sys
+from dataclasses import dataclass
+from datetime import datetime, timezone
+from importlib.metadata import version
+from pathlib import Path
+from typing import Any
+
+from ncd_serve.errors import DataError, UsageError
+from ncd_serve.files import write_json, write_text
+from ncd_training.config import TrainConfig, resolve_config
+
+_PACKAGES = ("ncd-serve", "torch", "torchvision", "timm", "numpy", "scikit-learn")
+
+
+@dataclass(frozen=True)
+class RunDir:
+    """A run directory: resolved configuration, metrics, plots, checkpoint, environment."""
+
+    path: Path
+
+    @classmethod
+    def create(cls, path: Path, config: TrainConfig) -> RunDir:
+        """Make a new run directory; an existing run is never written over."""
+        if path.exists() and any(path.iterdir()):
+            raise UsageError(
+                f"{path} already holds a run", hint=f"go on with `ncd-serve train --resume {path}`, or choose another --out"
+            )
+        run = cls(path)
+        run.plots.mkdir(parents=True, exist_ok=True)
+        write_text(run.path / "config.toml", config.to_toml())
+        write_json(run.path / "environment.json", _environment())
+        return run
+
+    @classmethod
+    def open(cls, path: Path) -> RunDir:
+        """An existing run directory."""
+        if not (path / "config.toml").is_file():
+            raise DataError(f"{path} is not a run directory", hint="ncd-serve train makes one")
+        return cls(path)
+
+    def config(self) -> TrainConfig:
+        """The configuration that the run was started with."""
+        return resolve_config(recipe=None, config_file=self.path / "config.toml")
+
+    @property
+    def plots(self) -> Path:
+        """Where pictures go."""
+        return self.path / "plots"
+
+    @property
+    def cache(self) -> Path:
+        """Where cached trunk views go."""
+        return self.path / "cache"
+
+    @property
+    def checkpoint(self) -> Path:
+        """The newest complete state."""
+        return self.path / "checkpoints" / "last.safetensors"
+
+    @property
+    def metrics(self) -> Path:
+        """One JSON object for each epoch."""
+        return self.path / "metrics.jsonl"
+
+    @property
+    def summary(self) -> Path:
+        """Final scores by split, and the baselines."""
+        return self.path / "summary.json"
+
+    def read_summary(self) -> dict[str, Any]:
+        """Baselines and scores so far."""
+        empty = {"baselines": {}, "scores": {}}
+        return json.loads(self.summary.read_text()) if self.summary.exists() else empty
+
+    def read_metrics(self) -> list[dict[str, Any]]:
+        """All epochs so far."""
+        return [json.loads(line) for line in self.metrics.read_text().splitlines()] if self.metrics.exists() else []
+
+    def write_metrics(self, rows: list[dict[str, Any]]) -> None:
+        """Replace the metrics file; whole rows only, whenever it is read."""
+        write_text(self.metrics, "".join(json.dumps(row) + "\n" for row in rows))
+
+
+def default_run_name(dataset: str) -> str:
+    """`<dataset>-<time>`."""
+    return f"{dataset}-{datetime.now():%Y%m%d-%H%M%S}"
+
+
+def _environment() -> dict[str, Any]:
+    return {
+        "created": datetime.now(timezone.utc).isoformat(timespec="seconds"),
+        "command": sys.argv,
+        "python": platform.python_version(),
+        "machine": platform.platform(),
+        "packages": {name: version(name) for name in _PACKAGES},
+    }

@@ -1,0 +1,55 @@
+"""Residual networks for small images (about 32 px): 3x3 stem, no max pooling, parameter-free shortcuts."""
+
+from __future__ import annotations
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+
+class Block(nn.Module):
+    """Two 3x3 convolutions with a shortcut that has no weights: average pooling and zero channels where shapes change."""
+
+    def __init__(self, width_in: int, width: int, stride: int = 1) -> None:
+        super().__init__()
+        self.stride, self.extra = stride, width - width_in
+        self.conv1 = nn.Conv2d(width_in, width, 3, stride, 1, bias=False)
+        self.bn1 = nn.BatchNorm2d(width)
+        self.conv2 = nn.Conv2d(width, width, 3, 1, 1, bias=False)
+        self.bn2 = nn.BatchNorm2d(width)
+
+    def forward(self, maps: Tensor) -> Tensor:
+        """Maps [B, width_in, H, W] to [B, width, H / stride, W / stride], non-negative."""
+        shortcut = F.avg_pool2d(maps, self.stride) if self.stride > 1 else maps
+        if self.extra:
+            shortcut = F.pad(shortcut, (0, 0, 0, 0, 0, self.extra))
+        residual = self.bn2(self.conv2(torch.relu(self.bn1(self.conv1(maps)))))
+        return torch.relu(shortcut + residual)
+
+
+def _stem(width: int) -> nn.Sequential:
+    return nn.Sequential(nn.Conv2d(3, width, 3, 1, 1, bias=False), nn.BatchNorm2d(width), nn.ReLU(inplace=True))
+
+
+class SmallResNet(nn.Module):
+    """Three stages that halve the map: 32 px end as 4x4 maps."""
+
+    def __init__(self, width: int) -> None:
+        super().__init__()
+        self.dim = 8 * width
+        self.stem = _stem(width)
+        self.layer1 = Block(width, 2 * width, 2)
+        self.layer2 = Block(2 * width, 4 * width, 2)
+        self.layer3 = Block(4 * width, 8 * width, 2)
+
+
+class CifarResNet(nn.Module):
+    """ResNet-18 as RankStat uses it on CIFAR: blocks [2, 2, 2, 2] of 64 to 512 channels."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.stem = _stem(64)
+        self.layer1 = nn.Sequential(Block(64, 64), Block(64, 64))
+        self.layer2 = nn.Sequential(Block(64, 128, 2), Block(128, 128))
+        self.layer3 = nn.Sequential(Block(128, 256, 2), Block(256, 256))
+        self.layer4 = nn.Sequential(Block(256, 512, 2), Block(512, 512))

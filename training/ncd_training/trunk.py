@@ -1,0 +1,137 @@
+"""The networks: each one cut into a frozen trunk and a tail, the last stage, which every branch gets a copy of.
+
+Adding one is one small function with a line in `TRUNKS`.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, NamedTuple
+
+import torch
+from torch import Tensor, nn
+
+from ncd_serve.errors import UsageError, did_you_mean
+from ncd_training.small_resnet import CifarResNet, SmallResNet
+from ncd_training.vision import timm, torchvision
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+IMAGENET_MEAN, IMAGENET_STD = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)
+
+
+class TailOutput(NamedTuple):
+    """What a tail makes of a batch: `parts` [B, d, h, w] and the pooled `embedding` [B, d]."""
+
+    parts: Tensor
+    embedding: Tensor
+
+
+@dataclass(frozen=True)
+class TrunkParts:
+    """A network cut in two, and what its images must look like."""
+
+    whole: nn.Module
+    frozen: nn.Module
+    tail: nn.Module
+    dim: int
+    mean: tuple[float, float, float] = IMAGENET_MEAN
+    std: tuple[float, float, float] = IMAGENET_STD
+
+
+class ConvTail(nn.Module):
+    """Last stage of a convolutional network; parts are the locations of its map, the embedding is their mean."""
+
+    def __init__(self, *stages: nn.Module) -> None:
+        super().__init__()
+        self.stages = nn.Sequential(*stages)
+
+    def forward(self, maps: Tensor) -> TailOutput:
+        """Trunk maps [B, c, H, W] to parts and embedding."""
+        parts = self.stages(maps)
+        return TailOutput(parts, parts.mean(dim=(2, 3)))
+
+
+class TransformerTrunk(nn.Module):
+    """A timm vision transformer up to its last block: images to tokens [B, 1 + h*w, d]."""
+
+    def __init__(self, vit: nn.Module) -> None:
+        super().__init__()
+        self.vit = nn.ModuleDict({"patch_embed": vit.patch_embed, "norm_pre": vit.norm_pre})
+        self.blocks = nn.Sequential(*list(vit.blocks)[:-1])
+        self.cls_token, self.pos_embed = vit.cls_token, vit.pos_embed
+
+    def forward(self, images: Tensor) -> Tensor:
+        """Images [B, 3, H, W] to tokens, the class token first."""
+        patches = self.vit["patch_embed"](images)
+        tokens = torch.cat([self.cls_token.expand(patches.shape[0], -1, -1), patches], dim=1) + self.pos_embed
+        return self.blocks(self.vit["norm_pre"](tokens))
+
+
+class TransformerTail(nn.Module):
+    """Last block of a vision transformer: patch tokens are the parts, the class token is the embedding.
+
+    Ranking statistics compare the largest entries, so both pass a ReLU: the features must not be signed.
+    """
+
+    def __init__(self, block: nn.Module, norm: nn.Module, grid: tuple[int, int]) -> None:
+        super().__init__()
+        self.block, self.norm, self.grid = block, norm, grid
+
+    def forward(self, tokens: Tensor) -> TailOutput:
+        """Tokens [B, 1 + h*w, d] to parts and embedding."""
+        features = torch.relu(self.norm(self.block(tokens)))
+        parts = features[:, 1:].transpose(1, 2).unflatten(2, self.grid)
+        return TailOutput(parts, features[:, 0])
+
+
+def _small_resnet(_resolution: int) -> TrunkParts:
+    """For images of about 32 px: trains from nothing in a minute on a CPU."""
+    net = SmallResNet(width=24)
+    return TrunkParts(net, nn.Sequential(net.stem, net.layer1, net.layer2), ConvTail(net.layer3), net.dim)
+
+
+def _cifar_resnet18(_resolution: int) -> TrunkParts:
+    net = CifarResNet()
+    return TrunkParts(net, nn.Sequential(net.stem, net.layer1, net.layer2, net.layer3), ConvTail(net.layer4), 512)
+
+
+def _torchvision_resnet(name: str) -> Callable[[int], TrunkParts]:
+    def build(_resolution: int) -> TrunkParts:
+        net = getattr(torchvision.models, name)(weights=None)
+        stem = (net.conv1, net.bn1, net.relu, net.maxpool)
+        frozen = nn.Sequential(*stem, net.layer1, net.layer2, net.layer3)
+        return TrunkParts(net, frozen, ConvTail(net.layer4), net.fc.in_features)
+
+    return build
+
+
+def _efficientnet_lite0(_resolution: int) -> TrunkParts:
+    net = timm.create_model("tf_efficientnet_lite0", pretrained=False)
+    frozen = nn.Sequential(net.conv_stem, net.bn1, *net.blocks[:-1])
+    half = (0.5, 0.5, 0.5)
+    return TrunkParts(net, frozen, ConvTail(net.blocks[-1], net.conv_head, net.bn2), net.num_features, half, half)
+
+
+def _vit_small(resolution: int) -> TrunkParts:
+    net = timm.create_model("vit_small_patch16_224", pretrained=False, img_size=resolution)
+    tail = TransformerTail(net.blocks[-1], net.norm, net.patch_embed.grid_size)
+    return TrunkParts(net, TransformerTrunk(net), tail, net.embed_dim)
+
+
+TRUNKS: dict[str, Callable[[int], TrunkParts]] = {
+    "small_resnet": _small_resnet,
+    "cifar_resnet18": _cifar_resnet18,
+    "resnet18": _torchvision_resnet("resnet18"),
+    "resnet50": _torchvision_resnet("resnet50"),
+    "efficientnet_lite0": _efficientnet_lite0,
+    "vit_small": _vit_small,
+}
+
+
+def build_trunk(name: str, *, resolution: int) -> TrunkParts:
+    """The named network with random weights, cut for images of `resolution` px."""
+    if name not in TRUNKS:
+        raise UsageError(f"unknown trunk '{name}'", hint=did_you_mean(name, TRUNKS))
+    return TRUNKS[name](resolution)

@@ -1,0 +1,181 @@
+"""Views of the training images for the loop: decoded and augmented on the fly, or trunk maps from a cache."""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from hashlib import sha256
+from pathlib import Path
+from typing import TYPE_CHECKING, NamedTuple
+
+import numpy as np
+import torch
+from torch import Tensor
+from torch.utils.data import DataLoader, Dataset, Sampler
+
+from ncd_serve.files import atomic_path
+from ncd_serve.preprocess import open_image
+from ncd_training.augment import build_augmentation
+from ncd_training.randomness import seed_for
+
+if TYPE_CHECKING:
+    from numpy.typing import NDArray
+
+    from ncd_training.config import DataConfig
+    from ncd_training.dual_branch import Trunk
+    from ncd_training.progress import Track
+
+# Purposes that seeds are drawn for.
+_ORDER, _VIEW, _CACHED_VIEW = range(3)
+
+
+class ViewRequest(NamedTuple):
+    """One image, and one seed for each view wanted of it."""
+
+    index: int
+    seeds: tuple[int, ...]
+
+
+class FileViews(Dataset[list[Tensor]]):
+    """Views made from files: uint8 [3, H, W] each."""
+
+    needs_trunk = True
+
+    def __init__(self, paths: Sequence[Path], data: DataConfig) -> None:
+        self._paths = paths
+        self._augment = build_augmentation(data.augmentation, data.resolution)
+        # A crop may take half of the area, so the shorter side must stay longer than the view by sqrt(2).
+        self._at_least = math.ceil(data.resolution * math.sqrt(2))
+
+    def __getitem__(self, request: ViewRequest) -> list[Tensor]:
+        """The requested views of one image."""
+        image = open_image(self._paths[request.index], at_least=self._at_least)
+        return [self._view(image, seed) for seed in request.seeds]
+
+    def _view(self, image: object, seed: int) -> Tensor:
+        # Nothing else draws from the default generator, so it can be set without being restored.
+        torch.default_generator.manual_seed(seed)
+        return self._augment(image)
+
+
+class CachedViews(Dataset[list[Tensor]]):
+    """Views whose trunk maps were computed beforehand: float16 [images, K, ...] in a memory-mapped file."""
+
+    needs_trunk = False
+
+    def __init__(self, path: Path) -> None:
+        self._maps: NDArray[np.float16] = np.load(path, mmap_mode="r")
+
+    def __getitems__(self, requests: list[ViewRequest]) -> list[Tensor]:
+        """The requested views of a batch, one tensor for each view; two views of an image are never the same one."""
+        rows = np.array([request.index for request in requests])
+        choices = np.array([self._choose(request.seeds) for request in requests])
+        return [torch.from_numpy(self._maps[rows, column]).float() for column in choices.T]
+
+    def _choose(self, seeds: tuple[int, ...]) -> NDArray[np.int64]:
+        return np.random.default_rng(seeds[0]).permutation(self._maps.shape[1])[: len(seeds)]
+
+
+@dataclass
+class BatchPlan(Sampler[list[ViewRequest]]):
+    """Which images, and which views of them, make up each batch of an epoch.
+
+    An epoch is one pass over the labelled images; the unlabelled ones are cycled beside them.
+    """
+
+    labelled: int
+    unlabelled: int
+    labelled_batch: int
+    unlabelled_batch: int
+    seed: int
+    views: int = 2
+    epoch: int = 0
+
+    def __len__(self) -> int:
+        """Batches in an epoch; images left over at its end wait for the next order."""
+        return max(1, self.labelled // self.labelled_batch)
+
+    def __iter__(self) -> Iterator[list[ViewRequest]]:
+        """The batches of the current epoch."""
+        rng = np.random.default_rng([self.seed, _ORDER, self.epoch])
+        known = _cycle(rng, self.labelled, len(self) * self.labelled_batch)
+        novel = _cycle(rng, self.unlabelled, len(self) * self.unlabelled_batch) + self.labelled
+        for step in range(len(self)):
+            indices = np.concatenate([_part(known, step, len(self)), _part(novel, step, len(self))])
+            yield [self._request(int(index)) for index in indices]
+
+    def _request(self, index: int) -> ViewRequest:
+        parts = (self.seed, _VIEW, self.epoch, index)
+        return ViewRequest(index, tuple(seed_for(*parts, view) for view in range(self.views)))
+
+
+def batches(views: FileViews | CachedViews, plan: BatchPlan, *, workers: int) -> DataLoader[list[Tensor]]:
+    """The loader of an epoch after another; set `plan.epoch` before each."""
+    if isinstance(views, CachedViews):
+        return DataLoader(views, batch_sampler=plan, collate_fn=lambda stacked: stacked)
+    return DataLoader(views, batch_sampler=plan, num_workers=workers, persistent_workers=workers > 0)
+
+
+def cache_views(
+    trunk: Trunk, paths: Sequence[Path], data: DataConfig, *, folder: Path, seed: int, track: Track
+) -> CachedViews:
+    """Compute the trunk's maps of `data.cache_views` views of every image, unless the same were computed before."""
+    target = folder / f"views-{_fingerprint(trunk, paths, data, seed)}.npy"
+    if not target.exists():
+        requests = [ViewRequest(index, _cache_seeds(seed, index, data.cache_views)) for index in range(len(paths))]
+        with atomic_path(target) as temporary:
+            _write_maps(trunk, FileViews(paths, data), requests, temporary, workers=data.workers, track=track)
+    return CachedViews(target)
+
+
+def cache_bytes(trunk: Trunk, images: int, data: DataConfig) -> int:
+    """How large the cache will be, float16."""
+    return images * data.cache_views * math.prod(_map_shape(trunk, data.resolution)) * 2
+
+
+@torch.no_grad()
+def _write_maps(
+    trunk: Trunk, views: FileViews, requests: list[ViewRequest], target: Path, *, workers: int, track: Track
+) -> None:
+    device = trunk.mean.device
+    shape = (len(requests), len(requests[0].seeds), *_map_shape(trunk, views[requests[0]][0].shape[-1]))
+    with target.open("wb") as stream:
+        np.lib.format.write_array_header_2_0(stream, {"descr": "<f2", "fortran_order": False, "shape": shape})
+        loader = DataLoader(views, sampler=requests, batch_size=16, num_workers=workers)
+        for stacked in track(loader, "caching trunk views", len(loader)):
+            images = torch.stack(stacked, dim=1)
+            maps = trunk(images.flatten(0, 1).to(device)).half().cpu()
+            stream.write(maps.contiguous().numpy().tobytes())
+
+
+@torch.no_grad()
+def _map_shape(trunk: Trunk, resolution: int) -> tuple[int, ...]:
+    blank = torch.zeros(1, 3, resolution, resolution, dtype=torch.uint8, device=trunk.mean.device)
+    return tuple(trunk(blank).shape[1:])
+
+
+def _fingerprint(trunk: Trunk, paths: Sequence[Path], data: DataConfig, seed: int) -> str:
+    digest = sha256(json.dumps([data.augmentation, data.resolution, data.cache_views, seed]).encode())
+    for path in paths:
+        stat = path.stat()
+        digest.update(f"{path.resolve()}|{stat.st_size}|{stat.st_mtime_ns}\n".encode())
+    for tensor in trunk.state_dict().values():
+        digest.update(tensor.cpu().numpy().tobytes())
+    return digest.hexdigest()[:20]
+
+
+def _cache_seeds(seed: int, index: int, views: int) -> tuple[int, ...]:
+    return tuple(seed_for(seed, _CACHED_VIEW, index, view) for view in range(views))
+
+
+def _cycle(rng: np.random.Generator, images: int, wanted: int) -> NDArray[np.int64]:
+    """`wanted` image numbers: shuffled passes over all of them, one after another."""
+    passes = [rng.permutation(images) for _ in range(math.ceil(wanted / images) if wanted else 1)]
+    return np.concatenate(passes)[:wanted]
+
+
+def _part(indices: NDArray[np.int64], step: int, steps: int) -> NDArray[np.int64]:
+    size = len(indices) // steps
+    return indices[step * size : (step + 1) * size]
