@@ -47,9 +47,7 @@ def _try_load(path: Path, spec: PreprocessSpec) -> NDArray[np.uint8] | str:
         return str(error)
 
 
-def _rows(
-    paths: list[Path], loaded: list[NDArray[np.uint8] | str], runner: Runner, top_k: int
-) -> Iterator[Prediction]:
+def _rows(paths: list[Path], loaded: list[NDArray[np.uint8] | str], runner: Runner, top_k: int) -> Iterator[Prediction]:
     images = [image for image in loaded if not isinstance(image, str)]
     answers = iter(runner.probabilities(np.stack(images)) if images else ())
     for path, image in zip(paths, loaded, strict=True):

@@ -1,4 +1,4 @@
-"""The bundle: a verified export that a stranger can deploy. A folder whose `bundle.json` describes and hashes the rest."""
+"""The bundle: a verified export that a stranger can deploy. Its `bundle.json` describes and hashes the rest."""
 
 from __future__ import annotations
 

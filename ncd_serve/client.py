@@ -92,7 +92,9 @@ class Client:
         if "UNAVAILABLE" in status:
             return ServerError(f"no Triton server answers at {self._address}", hint=_START_ONE)
         if "DEADLINE" in status:
-            return ServerError(f"{self._where} did not answer within {self._timeout:g} s", hint="try a longer --timeout")
+            return ServerError(
+                f"{self._where} did not answer within {self._timeout:g} s", hint="try a longer --timeout"
+            )
         return ServerError(f"{self._where}: {message}", hint="ncd-serve doctor --url checks a server")
 
 

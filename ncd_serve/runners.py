@@ -7,7 +7,6 @@ from typing import TYPE_CHECKING, Protocol
 import numpy as np
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
     from pathlib import Path
 
     from numpy.typing import NDArray
@@ -20,7 +19,7 @@ class Runner(Protocol):
     """A model, wherever it runs, with what is needed to ask it."""
 
     preprocess: PreprocessSpec
-    cluster_names: Sequence[str]
+    cluster_names: list[str]
     max_batch: int
 
     def probabilities(self, images: NDArray[np.uint8]) -> NDArray[np.float32]:

@@ -9,6 +9,8 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from jinja2 import Environment, PackageLoader, StrictUndefined
+from ncd_training.run_dir import RunDir
+from ncd_training.train import Setup, load_run
 from rich.console import Console
 
 from ncd_export.graph import ExportGraph
@@ -17,8 +19,6 @@ from ncd_export.to_onnx import write_onnx
 from ncd_export.verify import Verification, verify
 from ncd_serve.bundle import CARD, LABELS, MANIFEST, MODEL, VERIFICATION, Bundle, BundleManifest
 from ncd_serve.files import atomic_directory, sha256, write_json, write_text
-from ncd_training.run_dir import RunDir
-from ncd_training.train import Setup, load_run
 
 _PACKAGES = ("ncd-serve", "torch", "onnx", "onnxruntime-gpu")
 

@@ -1,13 +1,12 @@
-"""What is exported: trunk, first branch and cluster head. Banks, dictionary, other branches and known head stay behind."""
+"""What is exported: trunk, first branch and cluster head; banks, dictionary, other branch and known head stay out."""
 
 from __future__ import annotations
 
 from typing import NamedTuple
 
 import torch
-from torch import Tensor, nn
-
 from ncd_training.dual_branch import DualBranchModel
+from torch import Tensor, nn
 
 
 class GraphOutput(NamedTuple):

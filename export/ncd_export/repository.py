@@ -1,4 +1,4 @@
-"""The model's folder in a Triton repository, generated from the ONNX file: config.pbtxt, labels.txt, <version>/model.onnx."""
+"""A model's folder in a Triton repository, generated from the ONNX file: config.pbtxt, labels.txt, 1/model.onnx."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from ncd_serve.files import atomic_directory, write_text
 
 MAX_BATCH = 64
 _QUEUE_DELAY_MICROSECONDS = 500
-_TYPES = {TensorProto.UINT8: "TYPE_UINT8", TensorProto.INT64: "TYPE_INT64", TensorProto.FLOAT: "TYPE_FP32"}
+_TYPES = {"UINT8": "TYPE_UINT8", "INT64": "TYPE_INT64", "FLOAT": "TYPE_FP32"}
 _MARK = f"{FACT_PREFIX}bundle"
 
 
@@ -75,7 +75,10 @@ def render_config(bundle: Bundle, *, name: str, cores: int | None = None) -> str
             "instance_group [ { kind: KIND_CPU count: 1 } ]",
             "version_policy { latest { num_versions: 1 } }",
             _warm_up(image),
-            *(f'parameters {{ key: "{key}" value {{ string_value: "{_escaped(value)}" }} }}' for key, value in facts.items()),
+            *(
+                f'parameters {{ key: "{key}" value {{ string_value: "{_escaped(value)}" }} }}'
+                for key, value in facts.items()
+            ),
             "",
         ]
     )
@@ -91,7 +94,7 @@ def _tensors(values: list[onnx.ValueInfoProto]) -> list[TensorSpec]:
     return [
         TensorSpec(
             value.name,
-            _TYPES[value.type.tensor_type.elem_type],
+            _TYPES[TensorProto.DataType.Name(value.type.tensor_type.elem_type)],
             tuple(dim.dim_value for dim in value.type.tensor_type.shape.dim[1:]),
         )
         for value in values

@@ -58,10 +58,12 @@ def verify(
             session.run(list(GraphOutput._fields), {"image": images[start : start + size]})
             for start in range(0, len(images), size)
         ]
-        answer = dict(zip(GraphOutput._fields, (np.concatenate(arrays) for arrays in zip(*parts, strict=True)), strict=True))
+        answer = dict(
+            zip(GraphOutput._fields, (np.concatenate(arrays) for arrays in zip(*parts, strict=True)), strict=True)
+        )
         equal = min(equal, float((answer["cluster_id"] == expected["cluster_id"]).mean()))
         for name in differences:
-            differences[name] = max(differences[name], float(np.abs(answer[name] - expected[name]).max()))
+            differences[name] = max(differences[name], _difference(answer[name], expected[name]))
     result = Verification(len(images), batch_sizes, differences, equal)
     if not result.passed:
         raise ExportMismatchError(
@@ -76,6 +78,11 @@ def verify(
 def _torch_outputs(graph: ExportGraph, images: NDArray[np.uint8]) -> dict[str, NDArray[Any]]:
     outputs = [graph(torch.from_numpy(images[start : start + 64])) for start in range(0, len(images), 64)]
     return {name: torch.cat([getattr(output, name) for output in outputs]).numpy() for name in GraphOutput._fields}
+
+
+def _difference(answer: NDArray[Any], expected: NDArray[Any]) -> float:
+    """Largest difference, relative where values are larger than 1: embeddings have no fixed scale."""
+    return float(np.abs(answer - expected).max() / max(1.0, np.abs(expected).max()))
 
 
 def _spread(paths: Sequence[Path]) -> list[Path]:

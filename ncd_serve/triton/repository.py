@@ -17,14 +17,15 @@ MODEL_NAME = re.compile(r"[A-Za-z0-9_.-]+")
 VERSION = re.compile(r"[1-9][0-9]*")  # Triton skips all others
 
 
-def check_repository(repository: Path) -> None:
-    """Raise DataError with the reason when Triton has no chance to load what is in the folder."""
+def check_repository(repository: Path) -> int:
+    """The number of models; raises DataError with the reason when Triton has no chance to load what is there."""
     try:
         models = sorted(entry for entry in repository.iterdir() if entry.is_dir())
         if not models:
             raise DataError(f"no model folders in {repository}", hint=LAYOUT)
         for model in models:
             _check_model(model)
+        return len(models)
     except OSError as error:
         raise DataError(f"cannot read {error.filename}: {error.strerror}", hint=LAYOUT) from error
 

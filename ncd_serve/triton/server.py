@@ -127,6 +127,10 @@ class TritonServer:
                 raise self._failure(f"Triton was not ready after {timeout:g} s")
             time.sleep(POLL_SECONDS)
 
+    def is_running(self) -> bool:
+        """Whether the process that was started is still there."""
+        return self._run is not None and not has_exited(self._run.process)
+
     def _is_ready(self) -> bool:
         connection = HTTPConnection(self.http_url, timeout=1)
         try:

@@ -8,10 +8,11 @@ from pathlib import Path
 import torch
 from safetensors import SafetensorError, safe_open
 from safetensors.torch import save_file
-from torch import Tensor, nn
+from torch import Tensor
 
 from ncd_serve.errors import DataError
 from ncd_serve.files import atomic_path
+from ncd_training.dual_branch import DualBranchModel
 from ncd_training.objective import Objective
 
 
@@ -19,7 +20,7 @@ from ncd_training.objective import Objective
 class TrainState:
     """What changes while training."""
 
-    model: nn.Module
+    model: DualBranchModel
     objective: Objective
     optimizer: torch.optim.SGD
     epoch: int = 0  # epochs done
@@ -47,7 +48,9 @@ def load_checkpoint(state: TrainState, path: Path) -> None:
         state.model.load_state_dict(groups["model"])
         state.objective.load_state_dict(groups["objective"])
     except RuntimeError as error:
-        raise DataError(f"{path} does not fit the run's configuration: {error}", hint="was config.toml edited?") from None
+        raise DataError(
+            f"{path} does not fit the run's configuration: {error}", hint="was config.toml edited?"
+        ) from None
     saved = state.optimizer.state_dict()
     saved["state"] = {int(number): {"momentum_buffer": tensor} for number, tensor in groups["momentum"].items()}
     state.optimizer.load_state_dict(saved)

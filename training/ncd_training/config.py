@@ -38,6 +38,7 @@ class DataConfig(Section):
     augmentation: Literal["crop", "glyph"] = "crop"
     workers: int = Field(2, ge=0)
     cache_views: int = Field(0, ge=0)  # trunk maps of so many views of each image are computed once; 0: none
+    cache_dir: Path | None = None  # kept for other runs; None: in the run directory, removed when the run is done
 
     @property
     def preprocess(self) -> PreprocessSpec:
@@ -54,6 +55,11 @@ class ModelConfig(Section):
     dictionary_size: int = Field(2048, ge=1)  # e
     dictionary_sampling: Literal["random", "all", "cam"] = "random"
     bank_size: int = Field(2048, ge=1)  # T
+
+    @property
+    def branch_kinds(self) -> list[Literal["global", "local"]]:
+        """The kind of each branch; the first is the one that is exported."""
+        return ["global" if kind == "global" else "local" for kind in self.branches.split("+")]
 
 
 class PseudoLabelConfig(Section):

@@ -81,7 +81,8 @@ def _existing(root: Path | None, *, default: str, name: str) -> Path:
     root = root or Path("data") / default
     if not root.is_dir():
         raise DataError(
-            f"dataset '{name}' is not at {root}", hint=f"unpack its official archive there, or give --data-root {default}"
+            f"dataset '{name}' is not at {root}",
+            hint=f"unpack its official archive there, or give --data-root {default}",
         )
     return root
 

@@ -8,6 +8,7 @@ from typing import Literal, NamedTuple
 import torch
 from torch import Tensor, nn
 
+from ncd_training.modules import Modules
 from ncd_training.trunk import TrunkParts
 
 BranchKind = Literal["global", "local"]
@@ -54,6 +55,7 @@ class Trunk(nn.Module):
         self.stages = parts.frozen.requires_grad_(False)
         self.register_buffer("mean", torch.tensor(parts.mean).view(1, 3, 1, 1) * 255.0)
         self.register_buffer("std", torch.tensor(parts.std).view(1, 3, 1, 1) * 255.0)
+        self.eval()
 
     def train(self, mode: bool = True) -> Trunk:
         """Ignore `mode`: a frozen trunk whose batch norm drifts is not frozen."""
@@ -71,7 +73,7 @@ class DualBranchModel(nn.Module):
         super().__init__()
         self.dim = parts.dim
         self.trunk = Trunk(parts)
-        self.branches = nn.ModuleList(
+        self.branches: Modules[Branch] = Modules(
             Branch(deepcopy(parts.tail), parts.dim, kind=kind, known=known, novel=novel) for kind in branches
         )
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+
 import torch
 import torch.nn.functional as F
 from torch import Tensor
@@ -13,7 +15,7 @@ def pairwise_bce(first: Tensor, second: Tensor, positive: Tensor, negative: Tens
     """Binary cross entropy between pseudo labels and predicted pair agreement (Eq. 2).
 
     `first`, `second`: cluster probabilities [M, C] of the two views. `positive`: pseudo labels [M, M].
-    `negative`: another source for the pairs that should differ (the single-branch ablation); same as `positive` if None.
+    `negative`: another source for the pairs that should differ (single-branch ablation); `positive` if None.
     """
     agreement = (first @ second.T).clamp(_EPSILON, 1.0 - _EPSILON)
     negative = positive if negative is None else negative
@@ -36,7 +38,7 @@ def symmetric_kl(log_p: Tensor, log_q: Tensor) -> Tensor:
 
 def jensen_shannon(log_p: Tensor, log_q: Tensor) -> Tensor:
     """The divergence variant: mean KL of each side to their mixture."""
-    log_mixture = torch.logaddexp(log_p, log_q) - torch.log(torch.tensor(2.0))
+    log_mixture = torch.logaddexp(log_p, log_q) - math.log(2.0)
     to_mixture = [(side.exp() * (side - log_mixture)).sum(dim=1) for side in (log_p, log_q)]
     return 0.5 * (to_mixture[0] + to_mixture[1]).mean()
 

@@ -7,7 +7,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from ncd_training.config import LossConfig, ModelConfig, PseudoLabelConfig
-from ncd_training.dual_branch import BranchKind, BranchOutput
+from ncd_training.dual_branch import Branch, BranchKind, BranchOutput
 from ncd_training.losses import (
     bank_log_probabilities,
     consistency,
@@ -15,6 +15,7 @@ from ncd_training.losses import (
     pairwise_bce,
     symmetric_kl,
 )
+from ncd_training.modules import Modules
 from ncd_training.part_sampling import all_parts, cam_parts, random_parts
 from ncd_training.queues import FeatureBanks, PartDictionary
 from ncd_training.ranking import cosine_scores, ranking_scores
@@ -30,7 +31,7 @@ class Objective(nn.Module):
         self.kinds, self.label_config, self.loss = kinds, labels, loss
         self.sampling = model.dictionary_sampling
         self.banks = FeatureBanks(model.bank_size, dim, branches=len(kinds))
-        self.dictionaries = nn.ModuleList(PartDictionary(model.dictionary_size, dim) for _ in kinds)
+        self.dictionaries: Modules[PartDictionary] = Modules(PartDictionary(model.dictionary_size, dim) for _ in kinds)
 
     def forward(
         self, first: list[BranchOutput], second: list[BranchOutput], labels: Tensor, *, consistency_weight: float
@@ -42,7 +43,9 @@ class Objective(nn.Module):
         if self.loss.pairwise:
             for number, (a, b) in enumerate(pairs):
                 clusters = a.cluster_logits[n:].softmax(1), b.cluster_logits[n:].softmax(1)
-                terms[f"pairwise_{self.branch_name(number)}"] = pairwise_bce(*clusters, *self.pseudo_labels(number, a, n))
+                terms[f"pairwise_{self.branch_name(number)}"] = pairwise_bce(
+                    *clusters, *self.pseudo_labels(number, a, n)
+                )
         if self.loss.distillation and len(pairs) == 2 and len(self.banks.filled[0]):
             divergence = symmetric_kl if self.loss.divergence == "symmetric_kl" else jensen_shannon
             terms["distillation"] = divergence(
@@ -54,19 +57,24 @@ class Objective(nn.Module):
         if self.loss.cross_entropy:
             terms["cross_entropy"] = torch.stack([F.cross_entropy(a.known_logits[:n], labels) for a in first]).sum()
         if self.loss.consistency:
-            terms["consistency"] = consistency_weight * torch.stack(
-                [
-                    consistency(a.known_logits.softmax(1), b.known_logits.softmax(1))
-                    + consistency(a.cluster_logits.softmax(1), b.cluster_logits.softmax(1))
-                    for a, b in pairs
-                ]
-            ).sum()
+            terms["consistency"] = (
+                consistency_weight
+                * torch.stack(
+                    [
+                        consistency(a.known_logits.softmax(1), b.known_logits.softmax(1))
+                        + consistency(a.cluster_logits.softmax(1), b.cluster_logits.softmax(1))
+                        for a, b in pairs
+                    ]
+                ).sum()
+            )
         return terms
 
     def pseudo_labels(self, number: int, output: BranchOutput, n: int) -> tuple[Tensor, Tensor]:
         """Which pairs of the unlabelled images should agree, and which source says that they should differ."""
         own = self.kinds[number]
-        sources = [own if name == "own" else name for name in (self.label_config.positives, self.label_config.negatives)]
+        sources = [
+            own if name == "own" else name for name in (self.label_config.positives, self.label_config.negatives)
+        ]
         scores = {kind: self._scores(kind, number, output, n) for kind in set(sources)}
         return scores[sources[0]], scores[sources[1]]
 
@@ -88,7 +96,7 @@ class Objective(nn.Module):
 
     @torch.no_grad()
     def remember(
-        self, first: list[BranchOutput], labels: Tensor, *, branches: nn.ModuleList, generator: torch.Generator
+        self, first: list[BranchOutput], labels: Tensor, *, branches: Modules[Branch], generator: torch.Generator
     ) -> None:
         """Enqueue this step's features, after they were compared with the past (all banks together)."""
         self.banks.push([output.embedding for output in first])

@@ -3,20 +3,22 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator
-from typing import TypeVar
+from typing import Any, TypeVar
 
 from rich.console import Console
 from rich.progress import track as rich_track
 
 T = TypeVar("T")
-Track = Callable[[Iterable[T], str, int], Iterable[T]]
+Track = Callable[[Iterable[Any], str, int], Iterable[Any]]
 
 
-def on(console: Console) -> Track[T]:
+def on(console: Console) -> Track:
     """A `track(items, description, total)` that draws on a console."""
 
     def track(items: Iterable[T], description: str, total: int) -> Iterator[T]:
-        yield from rich_track(items, description, total, console=console, transient=True, disable=not console.is_terminal)
+        yield from rich_track(
+            items, description, total, console=console, transient=True, disable=not console.is_terminal
+        )
 
     return track
 

@@ -5,6 +5,8 @@ from __future__ import annotations
 import torch
 from torch import Tensor, nn
 
+from ncd_training.modules import Modules
+
 
 class FifoQueue(nn.Module):
     """Ring buffer of vectors [size, dim]. Any number may be pushed at a time; slots not yet filled are never read."""
@@ -37,7 +39,7 @@ class FeatureBanks(nn.Module):
 
     def __init__(self, size: int, dim: int, *, branches: int) -> None:
         super().__init__()
-        self.queues = nn.ModuleList(FifoQueue(size, dim) for _ in range(branches))
+        self.queues: Modules[FifoQueue] = Modules(FifoQueue(size, dim) for _ in range(branches))
 
     def push(self, features: list[Tensor]) -> None:
         """Store the same images' features, one tensor [n, dim] for each branch."""

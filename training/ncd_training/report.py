@@ -48,6 +48,14 @@ class EpochDisplay:
         self._progress.stop()
 
 
+def headlines(summary: Mapping[str, Any]) -> list[str]:
+    """ACC on the unlabelled images and what it has to beat; nothing where no true classes are known."""
+    if UNLABELLED_TRAIN not in summary["scores"]:
+        return []
+    scores = {**summary["baselines"], "dual-branch model": summary["scores"][UNLABELLED_TRAIN]}
+    return [f"ACC {score['acc']:.3f} on {UNLABELLED_TRAIN}: {name}" for name, score in scores.items()]
+
+
 def scores_table(summary: Mapping[str, Any]) -> Table:
     """Final scores with the names of their splits, baselines first."""
     table = Table("what", "split", "images", "ACC", "NMI", "ARI", title="scores", title_justify="left")

@@ -29,7 +29,8 @@ class RunDir:
         """Make a new run directory; an existing run is never written over."""
         if path.exists() and any(path.iterdir()):
             raise UsageError(
-                f"{path} already holds a run", hint=f"go on with `ncd-serve train --resume {path}`, or choose another --out"
+                f"{path} already holds a run",
+                hint=f"go on with `ncd-serve train --resume {path}`, or choose another --out",
             )
         run = cls(path)
         run.plots.mkdir(parents=True, exist_ok=True)
@@ -75,7 +76,7 @@ class RunDir:
 
     def read_summary(self) -> dict[str, Any]:
         """Baselines and scores so far."""
-        empty = {"baselines": {}, "scores": {}}
+        empty: dict[str, Any] = {"baselines": {}, "scores": {}}
         return json.loads(self.summary.read_text()) if self.summary.exists() else empty
 
     def read_metrics(self) -> list[dict[str, Any]]:

@@ -8,7 +8,7 @@ from torch import Tensor, nn
 
 
 class Block(nn.Module):
-    """Two 3x3 convolutions with a shortcut that has no weights: average pooling and zero channels where shapes change."""
+    """Two 3x3 convolutions and a shortcut without weights: average pooling, and zeros for additional channels."""
 
     def __init__(self, width_in: int, width: int, stride: int = 1) -> None:
         super().__init__()

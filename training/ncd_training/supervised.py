@@ -39,7 +39,7 @@ def train_supervised(
             _step(model, images, labels[rows], optimizer)
             schedule.step()
     model.trunk.requires_grad_(False).eval()
-    for other in model.branches[1:]:
+    for other in list(model.branches)[1:]:
         other.tail.load_state_dict(branch.tail.state_dict())
         other.known_head.load_state_dict(branch.known_head.state_dict())
 

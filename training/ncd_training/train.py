@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -48,7 +49,7 @@ class Setup:
     console: Console
 
     @property
-    def track(self) -> progress.Track[Any]:
+    def track(self) -> progress.Track:
         """Progress bars on the console."""
         return progress.on(self.console)
 
@@ -114,12 +115,13 @@ def build_state(setup: Setup) -> TrainState:
     """Model, memories and optimiser of a configuration, before any training."""
     config = setup.config
     torch.manual_seed(config.optim.seed)
-    kinds = config.model.branches.split("+")
+    kinds = config.model.branch_kinds
     parts = build_trunk(config.model.trunk, resolution=config.data.resolution)
     model = DualBranchModel(parts, branches=kinds, known=len(setup.manifest.known_classes), novel=setup.clusters)
     objective = Objective(kinds, model.dim, model=config.model, labels=config.pseudo_labels, loss=config.loss)
     device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
-    model.to(device, memory_format=torch.channels_last)
+    model.to(memory_format=torch.channels_last)  # type: ignore[call-overload]  # missing in torch's types
+    model.to(device)
     objective.to(device)
     optimizer = torch.optim.SGD(
         model.branches.parameters(),
@@ -152,6 +154,8 @@ def _fit(setup: Setup, state: TrainState, run: RunDir) -> RunDir:
             run.write_metrics(rows)
             save_checkpoint(state, run.checkpoint)
             display.show(row)
+    if config.data.cache_dir is None:
+        shutil.rmtree(run.cache, ignore_errors=True)
     report.draw_curves(run)
     _evaluate(setup, state, run)
     return run
@@ -182,9 +186,10 @@ def _joint_views(setup: Setup, model: DualBranchModel, run: RunDir) -> FileViews
     data, images = setup.config.data, setup.manifest.images
     if not data.cache_views:
         return FileViews(images, data)
+    folder = data.cache_dir or run.cache
     size = cache_bytes(model.trunk, len(images), data)
-    setup.console.print(f"trunk maps of {data.cache_views} views of each image: {size / 1e6:,.0f} MB in {run.cache}")
-    return cache_views(model.trunk, images, data, folder=run.cache, seed=setup.config.optim.seed, track=setup.track)
+    setup.console.print(f"trunk maps of {data.cache_views} views of each image: {size / 1e6:,.0f} MB in {folder}")
+    return cache_views(model.trunk, images, data, folder=folder, seed=setup.config.optim.seed, track=setup.track)
 
 
 def _baselines(setup: Setup, model: DualBranchModel) -> dict[str, Scores]:
@@ -195,19 +200,20 @@ def _baselines(setup: Setup, model: DualBranchModel) -> dict[str, Scores]:
     outputs = run_model(
         model, manifest.unlabelled, data.preprocess, workers=data.workers, track=setup.track, what="initial features"
     )
-    features = {"k-means on raw pixels": raw_pixels(manifest.unlabelled), "k-means on initial features": outputs.embedding}
-    truth = np.array(manifest.truth)
-    return {
-        name: cluster_scores(kmeans_ids(rows, setup.clusters, seed=seed), truth) for name, rows in features.items()
+    features = {
+        "k-means on raw pixels": raw_pixels(manifest.unlabelled),
+        "k-means on initial features": outputs.embedding,
     }
+    truth = np.array(manifest.truth)
+    return {name: cluster_scores(kmeans_ids(rows, setup.clusters, seed=seed), truth) for name, rows in features.items()}
 
 
 def _print_plan(setup: Setup, run: RunDir) -> None:
     manifest, config = setup.manifest, setup.config
     device = "cuda" if torch.cuda.is_available() else "cpu"
     setup.console.print(
-        f"[bold]{manifest.name}[/bold]: {len(manifest.labelled):,} labelled images of {len(manifest.known_classes)} known "
-        f"classes, {len(manifest.unlabelled):,} unlabelled images for {setup.clusters} clusters\n"
+        f"[bold]{manifest.name}[/bold]: {len(manifest.labelled):,} labelled images of {len(manifest.known_classes)} "
+        f"known classes, {len(manifest.unlabelled):,} unlabelled images for {setup.clusters} clusters\n"
         f"{config.model.trunk} at {config.data.resolution} px on {device}, branches {config.model.branches}, "
         f"{config.optim.epochs} epochs; run directory [bold]{run.path}[/bold]",
         highlight=False,

@@ -6,7 +6,7 @@ Adding one is one small function with a line in `TRUNKS`.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -56,7 +56,7 @@ class ConvTail(nn.Module):
 class TransformerTrunk(nn.Module):
     """A timm vision transformer up to its last block: images to tokens [B, 1 + h*w, d]."""
 
-    def __init__(self, vit: nn.Module) -> None:
+    def __init__(self, vit: Any) -> None:
         super().__init__()
         self.vit = nn.ModuleDict({"patch_embed": vit.patch_embed, "norm_pre": vit.norm_pre})
         self.blocks = nn.Sequential(*list(vit.blocks)[:-1])
@@ -99,7 +99,7 @@ def _cifar_resnet18(_resolution: int) -> TrunkParts:
 
 def _torchvision_resnet(name: str) -> Callable[[int], TrunkParts]:
     def build(_resolution: int) -> TrunkParts:
-        net = getattr(torchvision.models, name)(weights=None)
+        net: Any = getattr(torchvision.models, name)(weights=None)
         stem = (net.conv1, net.bn1, net.relu, net.maxpool)
         frozen = nn.Sequential(*stem, net.layer1, net.layer2, net.layer3)
         return TrunkParts(net, frozen, ConvTail(net.layer4), net.fc.in_features)
@@ -108,14 +108,14 @@ def _torchvision_resnet(name: str) -> Callable[[int], TrunkParts]:
 
 
 def _efficientnet_lite0(_resolution: int) -> TrunkParts:
-    net = timm.create_model("tf_efficientnet_lite0", pretrained=False)
+    net: Any = timm.create_model("tf_efficientnet_lite0", pretrained=False)
     frozen = nn.Sequential(net.conv_stem, net.bn1, *net.blocks[:-1])
     half = (0.5, 0.5, 0.5)
     return TrunkParts(net, frozen, ConvTail(net.blocks[-1], net.conv_head, net.bn2), net.num_features, half, half)
 
 
 def _vit_small(resolution: int) -> TrunkParts:
-    net = timm.create_model("vit_small_patch16_224", pretrained=False, img_size=resolution)
+    net: Any = timm.create_model("vit_small_patch16_224", pretrained=False, img_size=resolution)
     tail = TransformerTail(net.blocks[-1], net.norm, net.patch_embed.grid_size)
     return TrunkParts(net, TransformerTrunk(net), tail, net.embed_dim)
 

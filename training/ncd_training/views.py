@@ -8,7 +8,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from hashlib import sha256
 from pathlib import Path
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING
 
 import numpy as np
 import torch
@@ -22,6 +22,7 @@ from ncd_training.randomness import seed_for
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
+    from PIL.Image import Image
 
     from ncd_training.config import DataConfig
     from ncd_training.dual_branch import Trunk
@@ -31,7 +32,8 @@ if TYPE_CHECKING:
 _ORDER, _VIEW, _CACHED_VIEW = range(3)
 
 
-class ViewRequest(NamedTuple):
+@dataclass(frozen=True)
+class ViewRequest:
     """One image, and one seed for each view wanted of it."""
 
     index: int
@@ -54,7 +56,7 @@ class FileViews(Dataset[list[Tensor]]):
         image = open_image(self._paths[request.index], at_least=self._at_least)
         return [self._view(image, seed) for seed in request.seeds]
 
-    def _view(self, image: object, seed: int) -> Tensor:
+    def _view(self, image: Image, seed: int) -> Tensor:
         # Nothing else draws from the default generator, so it can be set without being restored.
         torch.default_generator.manual_seed(seed)
         return self._augment(image)

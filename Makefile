@@ -1,0 +1,44 @@
+# Two commands set everything up on a fresh machine: `make demo` and `make test`.
+PYTHON ?= python3
+VENV := .venv
+BIN := $(VENV)/bin
+# Installed once for a given set of pins: the stamp is newer than what it was made from, and the environment still runs.
+STAMP := $(VENV)/.installed
+
+.PHONY: demo test check format clean
+.DEFAULT_GOAL := test
+
+demo: install
+	rm -rf ncd-demo
+	$(BIN)/ncd-serve demo
+
+test: install check
+	$(BIN)/pytest
+
+# Everything that CI runs, but the tests.
+check: install
+	$(BIN)/ruff format --check .
+	$(BIN)/ruff check .
+	$(BIN)/mypy
+	$(BIN)/lint-imports
+	$(BIN)/python tests/wheel_smoke.py
+
+format: install
+	$(BIN)/ruff check --fix-only .
+	$(BIN)/ruff format .
+
+.PHONY: install
+install:
+	@$(BIN)/python -c 'import ncd_serve, ncd_training, ncd_export' 2>/dev/null \
+	  && [ $(STAMP) -nt pyproject.toml ] && [ $(STAMP) -nt constraints.txt ] || $(MAKE) --no-print-directory reinstall
+
+# From nothing: a half-made or moved environment is not worth mending.
+.PHONY: reinstall
+reinstall:
+	rm -rf $(VENV)
+	$(PYTHON) -m venv $(VENV)
+	$(BIN)/python -m pip install --quiet --constraint constraints.txt --editable '.[all]'
+	touch $(STAMP)
+
+clean:
+	rm -rf $(VENV) dist ncd-demo .mypy_cache .ruff_cache .pytest_cache .import_linter_cache

@@ -1,0 +1,70 @@
+"""The `ncd-serve` command: its sub-commands, and how errors become exit codes.
+
+Sub-commands import what they need when they run: `--help`, `query`, `assign`, `serve` and `doctor` never import torch.
+"""
+
+from __future__ import annotations
+
+import signal
+import sys
+from types import FrameType
+from typing import Annotated
+
+import typer
+
+from ncd_serve import __version__
+from ncd_serve.cli import demo, export, inspect, predict, serve, train
+from ncd_serve.cli.console import exit_with
+from ncd_serve.errors import NcdError
+
+EXIT_CODES = (
+    "Exit codes: 0 ok, 1 a bug, 2 wrong usage, 3 data, 4 export mismatch, 5 server, 6 missing extra, 130 interrupted."
+)
+
+app = typer.Typer(
+    name="ncd-serve",
+    help="Group images of categories nobody named, export the model to ONNX, serve cluster ids on NVIDIA Triton.",
+    epilog=EXIT_CODES,
+    no_args_is_help=True,
+    pretty_exceptions_enable=False,
+    rich_markup_mode="rich",
+)
+app.command()(train.train)
+app.command()(train.evaluate)
+app.command()(export.export)
+app.command()(serve.serve)
+app.command()(predict.query)
+app.command()(predict.assign)
+app.command()(inspect.doctor)
+app.command()(demo.demo)
+
+
+def _print_version(wanted: bool) -> None:
+    if wanted:
+        typer.echo(f"ncd-serve {__version__}")
+        raise typer.Exit
+
+
+@app.callback()
+def _options(
+    version: Annotated[
+        bool, typer.Option("--version", callback=_print_version, is_eager=True, help="Show the version and exit.")
+    ] = False,
+) -> None:
+    """Options before the sub-command."""
+
+
+def main() -> None:
+    """Run the command line; a user's mistake ends in two lines and an exit code, never in a traceback."""
+    # A terminated command must still stop its server and remove its unfinished files.
+    signal.signal(signal.SIGTERM, _terminate)
+    try:
+        app()
+    except NcdError as error:
+        exit_with(error)
+    except KeyboardInterrupt:
+        sys.exit(130)
+
+
+def _terminate(_signal: int, _frame: FrameType | None) -> None:
+    sys.exit(128 + signal.SIGTERM)

@@ -1,0 +1,73 @@
+"""`demo`: the whole road on embedded data, each step by the command that a user would type."""
+
+from __future__ import annotations
+
+import shlex
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from ncd_serve.cli import extras
+from ncd_serve.cli.console import messages, out
+from ncd_serve.errors import UsageError
+
+_IMAGES_PER_CLASS = 2
+_START_SECONDS = 120
+
+
+def demo(
+    folder: Annotated[Path, typer.Option("--out", help="Where to leave what was made.")] = Path("ncd-demo"),
+    seed: Annotated[int, typer.Option(help="Seed of the drawn images and of all random choices.")] = 0,
+) -> None:
+    """Train, evaluate, export, serve and query on images drawn here: nothing to download."""
+    from ncd_serve.triton import TritonServer, find_triton
+
+    if folder.exists():
+        raise UsageError(f"{folder} exists already", hint=f"rm -r {folder}, or give another --out")
+    find_triton()  # what would be missed at the end is better missed now
+    run, repository, data = folder / "run", folder / "model_repository", folder / "data" / f"glyphs-{seed}"
+    with messages.status("drawing images"):
+        extras.load("ncd_training.glyphs", extra="train").write_glyphs(data, seed=seed)
+    _type(f"train --dataset glyphs --data-root {data} --seed {seed} --out {run}")
+    _type(f"evaluate {run}")
+    _type(f"export {run} --repository {repository}")
+    _print_command(f"serve --repository {repository}")
+    log = folder / "triton.log"
+    with TritonServer(repository, log_path=log) as server:
+        with messages.status("starting Triton"):
+            server.wait_ready(_START_SECONDS)
+        out.print(f"Triton is ready: gRPC {server.grpc_url}, HTTP {server.http_url}", highlight=False)
+        images = [str(path) for path in _new_images(data)]
+        _type(
+            f"query {shlex.join(images)} --url grpc://{server.grpc_url}",
+            shown=f"query IMAGES --url grpc://{server.grpc_url}",
+        )
+    out.print(
+        f"\nTriton is stopped. Left behind: the run [bold]{run}[/bold], the bundle [bold]{run / 'bundle'}[/bold], "
+        f"the model repository [bold]{repository}[/bold], Triton's log {log}.\n"
+        f"Try next:\n"
+        f"  ncd-serve serve --repository {repository}\n"
+        f"  ncd-serve assign {Path(images[0]).parent} --bundle {run / 'bundle'} --out rows.csv\n"
+        f"  ncd-serve train --labelled DIR --unlabelled DIR --novel-classes N     (your own images)",
+        highlight=False,
+        soft_wrap=True,
+    )
+
+
+def _type(command: str, *, shown: str | None = None) -> None:
+    """Run a sub-command as if it had been typed."""
+    from ncd_serve.cli.app import app
+
+    _print_command(shown or command)
+    app(shlex.split(command), standalone_mode=False)
+
+
+def _print_command(command: str) -> None:
+    out.print(f"\n[bold cyan]$ ncd-serve {command}[/bold cyan]", highlight=False, soft_wrap=True)
+
+
+def _new_images(data: Path) -> list[Path]:
+    """Held-out images of the novel classes, which training never saw."""
+    folders = sorted(folder for folder in (data / "test").iterdir() if folder.name.isdigit())
+    return [path for folder in folders for path in sorted(folder.iterdir())[:_IMAGES_PER_CLASS]]

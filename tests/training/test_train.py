@@ -1,0 +1,140 @@
+"""Whole runs: what they leave behind, that they resume exactly, that novel labels never reach them."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from rich.console import Console
+from safetensors.torch import load_file
+
+from ncd_serve.errors import DataError, UsageError
+from ncd_training import train as training
+from ncd_training.config import TrainConfig, parse_override, resolve_config
+from ncd_training.run_dir import RunDir
+
+QUIET = Console(quiet=True)
+
+
+@pytest.fixture
+def config(glyphs: Path, tiny_settings: list[str]) -> TrainConfig:
+    return make_config(glyphs, tiny_settings)
+
+
+def make_config(glyphs: Path, tiny_settings: list[str], **more: Any) -> TrainConfig:
+    settings = dict(parse_override(text) for text in tiny_settings[1::2])
+    return resolve_config(recipe="glyphs", overrides={"data.root": str(glyphs), **settings, **more})
+
+
+def weights(run: RunDir) -> dict[str, torch.Tensor]:
+    return load_file(run.checkpoint)
+
+
+def assert_same_weights(first: RunDir, second: RunDir) -> None:
+    a, b = weights(first), weights(second)
+    assert a.keys() == b.keys()
+    assert [name for name in a if not torch.equal(a[name], b[name])] == []
+
+
+def test_a_run_directory_holds_everything(tiny_run: Path) -> None:
+    run = RunDir.open(tiny_run)
+    assert [row["epoch"] for row in run.read_metrics()] == [1, 2]
+    assert set(run.read_summary()["scores"]) == {"unlabelled-train", "novel-test", "known-test"}
+    assert set(run.read_summary()["baselines"]) == {"k-means on raw pixels", "k-means on initial features"}
+    assert run.config().data.novel_classes == 10
+    assert (run.plots / "curves.png").stat().st_size > 1000
+    assert "torch" in json.loads((tiny_run / "environment.json").read_text())["packages"]
+
+
+def test_novel_labels_never_reach_training(
+    config: TrainConfig, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    seen = training.train(config, tmp_path / "seen", console=QUIET)
+    load = training.load_manifest
+    monkeypatch.setattr(training, "load_manifest", lambda data: replace(load(data), truth=None, novel_test=()))
+    hidden = training.train(config, tmp_path / "hidden", console=QUIET)
+    assert "unlabelled-train" not in hidden.read_summary()["scores"]
+    assert_same_weights(seen, hidden)
+
+
+@pytest.mark.parametrize("cached_views", [0, 3])
+def test_two_and_two_epochs_are_four(
+    cached_views: int, glyphs: Path, tiny_settings: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    config = make_config(glyphs, tiny_settings, **{"optim.epochs": 4, "data.cache_views": cached_views})
+    whole = training.train(config, tmp_path / "whole", console=QUIET)
+    train_epoch = training.train_epoch
+
+    def interrupted(state: Any, *rest: Any) -> Any:
+        if state.epoch == 2:
+            raise KeyboardInterrupt
+        return train_epoch(state, *rest)
+
+    monkeypatch.setattr(training, "train_epoch", interrupted)
+    with pytest.raises(KeyboardInterrupt):
+        training.train(config, tmp_path / "parts", console=QUIET)
+    monkeypatch.setattr(training, "train_epoch", train_epoch)
+    parts = training.resume(tmp_path / "parts", console=QUIET)
+    assert_same_weights(whole, parts)
+    assert parts.read_metrics() == whole.read_metrics()
+
+
+@pytest.mark.parametrize("branches", ["global", "local", "global+global", "local+local"])
+def test_every_branch_configuration_trains(
+    branches: str, glyphs: Path, tiny_settings: list[str], tmp_path: Path
+) -> None:
+    config = make_config(glyphs, tiny_settings, **{"model.branches": branches, "optim.epochs": 1})
+    rows = training.train(config, tmp_path / "run", console=QUIET).read_metrics()
+    assert ("distillation" in rows[-1]) == ("+" in branches)
+
+
+def test_the_trunk_stays_frozen(config: TrainConfig, tmp_path: Path) -> None:
+    config = config.model_copy(update={"supervised": config.supervised.model_copy(update={"epochs": 0})})
+    setup = training.prepare(config, QUIET)
+    before = training.build_state(setup).model.trunk.state_dict()
+    after = weights(training.train(config, tmp_path / "run", console=QUIET))
+    assert all(torch.equal(tensor, after[f"model.trunk.{name}"]) for name, tensor in before.items())
+
+
+def test_a_run_is_never_written_over(tiny_run: Path, config: TrainConfig) -> None:
+    with pytest.raises(UsageError, match="already holds a run"):
+        training.train(config, tiny_run, console=QUIET)
+
+
+def test_a_damaged_checkpoint_is_named(tiny_run: Path, tmp_path: Path) -> None:
+    run = RunDir(tmp_path / "copy")
+    run.checkpoint.parent.mkdir(parents=True)
+    (run.path / "config.toml").write_text((tiny_run / "config.toml").read_text())
+    with pytest.raises(DataError, match="no checkpoint"):
+        training.load_run(run.path, console=QUIET)
+    run.checkpoint.write_bytes(RunDir(tiny_run).checkpoint.read_bytes()[:1000])
+    with pytest.raises(DataError, match="damaged"):
+        training.load_run(run.path, console=QUIET)
+
+
+def test_own_folders_and_bad_files(glyphs: Path, tiny_settings: list[str], tmp_path: Path) -> None:
+    labelled, pile = tmp_path / "labelled", tmp_path / "pile"
+    for name in "AB":
+        (labelled / name).mkdir(parents=True)
+        for path in sorted((glyphs / "train" / name).iterdir()):
+            (labelled / name / path.name).write_bytes(path.read_bytes())
+    (pile / "deep").mkdir(parents=True)
+    for name in "78":
+        for path in sorted((glyphs / "train" / name).iterdir()):
+            (pile / "deep" / path.name).write_bytes(path.read_bytes())
+    (pile / "broken.png").write_bytes(b"not a picture")
+    (pile / "empty.jpg").touch()
+    (pile / ".hidden.png").write_bytes(b"")
+    folders = {"data.dataset": None, "data.labelled": str(labelled), "data.unlabelled": str(pile)}
+    config = make_config(glyphs, tiny_settings, **folders, **{"data.novel_classes": 2, "optim.epochs": 1})
+    console = Console(record=True, quiet=False, file=(tmp_path / "out.txt").open("w"), width=300)
+    run = training.train(config, tmp_path / "run", console=console)
+    text = console.export_text()
+    assert "broken.png: not an image of a known format" in text
+    assert "empty.jpg: the file is empty" in text
+    assert ".hidden" not in text
+    assert run.read_summary() == {"baselines": {}, "scores": {}}
