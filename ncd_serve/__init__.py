@@ -1,1 +1,33 @@
+"""Discover unnamed image categories, and serve cluster ids for new images on NVIDIA Triton."""
+
+from __future__ import annotations
+
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from ncd_serve.assignment import assign_images
+    from ncd_serve.bundle import Bundle
+    from ncd_serve.client import Client
+    from ncd_serve.errors import NcdError
+    from ncd_serve.prediction import Prediction
+    from ncd_serve.runners import OnnxRunner
+
 __version__ = "0.1.0"
+__all__ = ["Bundle", "Client", "NcdError", "OnnxRunner", "Prediction", "__version__", "assign_images"]
+
+# Imported when first asked for: the command line must not wait for gRPC to show its help.
+_HOMES = {
+    "Bundle": "bundle",
+    "Client": "client",
+    "NcdError": "errors",
+    "OnnxRunner": "runners",
+    "Prediction": "prediction",
+    "assign_images": "assignment",
+}
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _HOMES:
+        raise AttributeError(f"module 'ncd_serve' has no attribute '{name}'")
+    return getattr(import_module(f"ncd_serve.{_HOMES[name]}"), name)

@@ -1,0 +1,1 @@
+"""Turn a run into a verified ONNX bundle and a Triton model repository."""

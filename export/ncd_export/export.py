@@ -10,8 +10,8 @@ from typing import Any, NamedTuple
 
 from jinja2 import Environment, PackageLoader, StrictUndefined
 from ncd_training.run_dir import RunDir
-from ncd_training.train import Setup, load_run
-from rich.console import Console
+from ncd_training.setup import Setup
+from ncd_training.train import load_state
 
 from ncd_export.graph import ExportGraph
 from ncd_export.repository import MAX_BATCH, add_to_repository
@@ -31,19 +31,19 @@ class Exported(NamedTuple):
     verification: Verification
 
 
-def export_run(run: Path, *, out: Path, repository: Path, name: str, console: Console) -> Exported:
+def export_run(setup: Setup, run: RunDir, *, out: Path, repository: Path, name: str) -> Exported:
     """Write the bundle, and add it to the repository, only after its answers were compared with torch's."""
-    setup, state = load_run(run, console=console)
+    state = load_state(setup, run)
     graph = ExportGraph(state.model).cpu().eval()
     bundle_id = uuid.uuid4().hex[:12]
     spec = setup.config.data.preprocess
     with atomic_directory(out) as folder:
-        with console.status("exporting and verifying"):
+        with setup.console.status("exporting and verifying"):
             facts = {"bundle_id": bundle_id, "dataset": setup.manifest.name, "method": "dual", **_versions()}
             write_onnx(graph, folder / MODEL, resolution=spec.resolution, metadata=facts)
             verification = verify(graph, folder / MODEL, setup.manifest.unlabelled, spec, max_batch=MAX_BATCH)
         write_json(folder / VERIFICATION, verification.as_dict())
-        _write_descriptions(folder, bundle_id, setup, RunDir.open(run).read_summary(), epochs=state.epoch)
+        _write_descriptions(folder, bundle_id, setup, run.read_summary(), epochs=state.epoch)
     bundle = Bundle.read(out)
     return Exported(bundle, add_to_repository(bundle, repository, name=name), verification)
 

@@ -8,8 +8,9 @@ from typing import Annotated
 import typer
 
 from ncd_serve.cli import extras
-from ncd_serve.cli.console import messages, out
+from ncd_serve.cli.console import out
 from ncd_serve.cli.options import ModelName
+from ncd_serve.cli.train import open_run
 
 
 def export(
@@ -19,9 +20,10 @@ def export(
     model_name: ModelName = "ncd_global",
 ) -> None:
     """Export a run to a verified ONNX bundle and add it to a Triton model repository."""
+    run_dir, setup = open_run(run)
     exporter = extras.load("ncd_export.export", extra="train,export")
     bundle, version, verification = exporter.export_run(
-        run, out=output or run / "bundle", repository=repository, name=model_name, console=messages
+        setup, run_dir, out=output or run / "bundle", repository=repository, name=model_name
     )
     out.print(
         f"verified on {verification.images} images, batches of {', '.join(map(str, verification.batch_sizes))}: "

@@ -27,9 +27,9 @@ def train(
     resume: Annotated[Path | None, typer.Option(help="Go on with an interrupted run.")] = None,
 ) -> None:
     """Train the dual-branch model on labelled images of known classes and a pile of unlabelled ones."""
-    training = extras.load("ncd_training.train", extra="train")
     if resume is not None:
-        run = training.resume(resume, console=messages)
+        run, setup = open_run(resume)
+        _load("train").resume(setup, run)
     else:
         flags = {
             "data.dataset": dataset,
@@ -42,9 +42,11 @@ def train(
         settings = _resolve(
             recipe, config, set_ or [], {key: value for key, value in flags.items() if value is not None}
         )
-        name = extras.load("ncd_training.run_dir", extra="train").default_run_name(dataset or "own")
-        run = training.train(settings, output or Path("runs") / name, console=messages)
-    for line in extras.load("ncd_training.report", extra="train").headlines(run.read_summary()):
+        setup = _load("setup").prepare(settings, messages)
+        folder = output or Path("runs") / _load("run_dir").default_run_name(setup.manifest.name)
+        run = _load("run_dir").RunDir.create(folder, setup.config)
+        _load("train").train(setup, run)
+    for line in _load("report").headlines(run.read_summary()):
         out.print(line, highlight=False)
     out.print(
         f"run directory: [bold]{run.path}[/bold]\nnext: ncd-serve evaluate {run.path}, ncd-serve export {run.path}",
@@ -58,15 +60,27 @@ def evaluate(
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
 ) -> None:
     """ACC, NMI and ARI of a run on every split that has true classes."""
-    summary = extras.load("ncd_training.train", extra="train").evaluate(run, console=messages)
+    run_dir, setup = open_run(run)
+    training = _load("train")
+    summary = training.evaluate(setup, training.load_state(setup, run_dir), run_dir)
     if as_json:
         out.print_json(json.dumps(summary))
     else:
-        out.print(extras.load("ncd_training.report", extra="train").scores_table(summary))
+        out.print(_load("report").scores_table(summary))
+
+
+def open_run(path: Path) -> tuple[Any, Any]:
+    """A run directory, and its settings and images looked at: all that can be wrong before torch is needed."""
+    run = _load("run_dir").RunDir.open(path)
+    return run, _load("setup").prepare(run.config(), messages)
+
+
+def _load(module: str) -> Any:
+    return extras.load(f"ncd_training.{module}", extra="train")
 
 
 def _resolve(recipe: str | None, config: Path | None, settings: list[str], flags: dict[str, Any]) -> Any:
-    configuration = extras.load("ncd_training.config", extra="train")
+    configuration = _load("config")
     dataset = flags.get("data.dataset")
     if dataset is not None and ("data.labelled" in flags or "data.unlabelled" in flags):
         raise UsageError("a named dataset and own folders cannot be mixed", hint="drop --dataset, or the folders")

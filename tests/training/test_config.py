@@ -1,9 +1,9 @@
 from pathlib import Path
 
 import pytest
+from ncd_training.config import parse_override, recipe_names, resolve_config
 
 from ncd_serve.errors import UsageError
-from ncd_training.config import parse_override, recipe_names, resolve_config
 
 
 def test_later_sources_win(tmp_path: Path) -> None:

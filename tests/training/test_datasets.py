@@ -1,12 +1,12 @@
 from pathlib import Path
 
 import pytest
-from PIL import Image
-
-from ncd_serve.errors import DataError, UsageError
 from ncd_training.config import DataConfig
 from ncd_training.datasets import load_manifest
 from ncd_training.manifest import Manifest
+from PIL import Image
+
+from ncd_serve.errors import DataError, UsageError
 
 REAL_CUB = Path(__file__).parents[3] / "shared" / "data" / "CUB_200_2011"
 

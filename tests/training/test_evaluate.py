@@ -2,7 +2,6 @@ from itertools import permutations
 
 import numpy as np
 import pytest
-
 from ncd_training.evaluate import cluster_accuracy, cluster_balance, cluster_scores
 
 

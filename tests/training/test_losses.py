@@ -5,7 +5,6 @@ import math
 
 import pytest
 import torch
-
 from ncd_training.losses import bank_log_probabilities, consistency, jensen_shannon, pairwise_bce, symmetric_kl
 
 P, Q = torch.tensor([[0.5, 0.5]]), torch.tensor([[0.9, 0.1]])

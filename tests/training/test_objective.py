@@ -5,7 +5,6 @@ from typing import Any
 import pytest
 import torch
 import torch.nn.functional as F
-
 from ncd_training.config import LossConfig, ModelConfig, PseudoLabelConfig
 from ncd_training.dual_branch import Branch, BranchOutput
 from ncd_training.modules import Modules
@@ -18,7 +17,11 @@ DIM, KNOWN, NOVEL, LABELLED, BATCH = 8, 3, 4, 5, 11
 def make(kinds: Any = ("global", "local"), model: Any = None, labels: Any = None, **loss: Any) -> Objective:
     model = {"dictionary_size": 32, "bank_size": 32, **(model or {})}
     return Objective(
-        list(kinds), DIM, model=ModelConfig(**model), labels=PseudoLabelConfig(**(labels or {})), loss=LossConfig(**loss)
+        list(kinds),
+        DIM,
+        model=ModelConfig(**model),
+        labels=PseudoLabelConfig(**(labels or {})),
+        loss=LossConfig(**loss),
     )
 
 

@@ -1,6 +1,5 @@
 import pytest
 import torch
-
 from ncd_training.part_sampling import all_parts, cam_parts, random_parts
 from ncd_training.queues import FeatureBanks, FifoQueue, PartDictionary
 
@@ -42,7 +41,9 @@ def test_description_by_hand() -> None:
     parts = torch.tensor([[[[0.0, 2.0]]]])  # one image, one dimension, two locations
     # squared distances (0, 4) and (4, 0): the two softmaxes mirror each other, their mean is even
     assert dictionary.describe(parts)[0].tolist() == pytest.approx([0.5, 0.5])
-    assert dictionary.describe(parts[..., :1])[0].tolist() == pytest.approx(torch.tensor([0.0, -4.0]).softmax(0).tolist())
+    assert dictionary.describe(parts[..., :1])[0].tolist() == pytest.approx(
+        torch.tensor([0.0, -4.0]).softmax(0).tolist()
+    )
 
 
 def test_description_is_not_a_function_of_the_pooled_feature() -> None:

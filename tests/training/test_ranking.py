@@ -2,7 +2,6 @@ import itertools
 
 import pytest
 import torch
-
 from ncd_training.ranking import cosine_scores, ranking_scores
 
 FEATURES = torch.tensor([[5.0, 4.0, 3.0, 0.0], [5.0, 4.0, 0.0, 3.0], [0.0, 1.0, 2.0, 9.0]])

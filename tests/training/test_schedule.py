@@ -1,12 +1,13 @@
 import math
 
 import pytest
-
 from ncd_training.config import LossConfig, OptimConfig
 from ncd_training.schedule import consistency_weight, learning_rate
 
 
-@pytest.mark.parametrize(("epoch", "weight"), [(0, 50 * math.exp(-5)), (75, 50 * math.exp(-1.25)), (150, 50), (199, 50)])
+@pytest.mark.parametrize(
+    ("epoch", "weight"), [(0, 50 * math.exp(-5)), (75, 50 * math.exp(-1.25)), (150, 50), (199, 50)]
+)
 def test_consistency_ramps_up(epoch: int, weight: float) -> None:
     assert consistency_weight(LossConfig(), epoch) == pytest.approx(weight)
 

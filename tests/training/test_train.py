@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import json
 from dataclasses import replace
 from pathlib import Path
@@ -9,13 +10,14 @@ from typing import Any
 
 import pytest
 import torch
+from ncd_training import setup
+from ncd_training import train as training
+from ncd_training.config import TrainConfig, parse_override, resolve_config
+from ncd_training.run_dir import RunDir
 from rich.console import Console
 from safetensors.torch import load_file
 
 from ncd_serve.errors import DataError, UsageError
-from ncd_training import train as training
-from ncd_training.config import TrainConfig, parse_override, resolve_config
-from ncd_training.run_dir import RunDir
 
 QUIET = Console(quiet=True)
 
@@ -28,6 +30,13 @@ def config(glyphs: Path, tiny_settings: list[str]) -> TrainConfig:
 def make_config(glyphs: Path, tiny_settings: list[str], **more: Any) -> TrainConfig:
     settings = dict(parse_override(text) for text in tiny_settings[1::2])
     return resolve_config(recipe="glyphs", overrides={"data.root": str(glyphs), **settings, **more})
+
+
+def train(config: TrainConfig, folder: Path, console: Console = QUIET) -> RunDir:
+    prepared = setup.prepare(config, console)
+    run = RunDir.create(folder, prepared.config)
+    training.train(prepared, run)
+    return run
 
 
 def weights(run: RunDir) -> dict[str, torch.Tensor]:
@@ -53,10 +62,10 @@ def test_a_run_directory_holds_everything(tiny_run: Path) -> None:
 def test_novel_labels_never_reach_training(
     config: TrainConfig, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    seen = training.train(config, tmp_path / "seen", console=QUIET)
-    load = training.load_manifest
-    monkeypatch.setattr(training, "load_manifest", lambda data: replace(load(data), truth=None, novel_test=()))
-    hidden = training.train(config, tmp_path / "hidden", console=QUIET)
+    seen = train(config, tmp_path / "seen")
+    load = setup.load_manifest
+    monkeypatch.setattr(setup, "load_manifest", lambda data: replace(load(data), truth=None, novel_test=()))
+    hidden = train(config, tmp_path / "hidden")
     assert "unlabelled-train" not in hidden.read_summary()["scores"]
     assert_same_weights(seen, hidden)
 
@@ -66,7 +75,7 @@ def test_two_and_two_epochs_are_four(
     cached_views: int, glyphs: Path, tiny_settings: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     config = make_config(glyphs, tiny_settings, **{"optim.epochs": 4, "data.cache_views": cached_views})
-    whole = training.train(config, tmp_path / "whole", console=QUIET)
+    whole = train(config, tmp_path / "whole")
     train_epoch = training.train_epoch
 
     def interrupted(state: Any, *rest: Any) -> Any:
@@ -76,9 +85,10 @@ def test_two_and_two_epochs_are_four(
 
     monkeypatch.setattr(training, "train_epoch", interrupted)
     with pytest.raises(KeyboardInterrupt):
-        training.train(config, tmp_path / "parts", console=QUIET)
+        train(config, tmp_path / "parts")
     monkeypatch.setattr(training, "train_epoch", train_epoch)
-    parts = training.resume(tmp_path / "parts", console=QUIET)
+    parts = RunDir.open(tmp_path / "parts")
+    training.resume(setup.prepare(parts.config(), QUIET), parts)
     assert_same_weights(whole, parts)
     assert parts.read_metrics() == whole.read_metrics()
 
@@ -88,21 +98,20 @@ def test_every_branch_configuration_trains(
     branches: str, glyphs: Path, tiny_settings: list[str], tmp_path: Path
 ) -> None:
     config = make_config(glyphs, tiny_settings, **{"model.branches": branches, "optim.epochs": 1})
-    rows = training.train(config, tmp_path / "run", console=QUIET).read_metrics()
+    rows = train(config, tmp_path / "run").read_metrics()
     assert ("distillation" in rows[-1]) == ("+" in branches)
 
 
 def test_the_trunk_stays_frozen(config: TrainConfig, tmp_path: Path) -> None:
     config = config.model_copy(update={"supervised": config.supervised.model_copy(update={"epochs": 0})})
-    setup = training.prepare(config, QUIET)
-    before = training.build_state(setup).model.trunk.state_dict()
-    after = weights(training.train(config, tmp_path / "run", console=QUIET))
+    before = training.build_state(setup.prepare(config, QUIET)).model.trunk.state_dict()
+    after = weights(train(config, tmp_path / "run"))
     assert all(torch.equal(tensor, after[f"model.trunk.{name}"]) for name, tensor in before.items())
 
 
 def test_a_run_is_never_written_over(tiny_run: Path, config: TrainConfig) -> None:
     with pytest.raises(UsageError, match="already holds a run"):
-        training.train(config, tiny_run, console=QUIET)
+        train(config, tiny_run)
 
 
 def test_a_damaged_checkpoint_is_named(tiny_run: Path, tmp_path: Path) -> None:
@@ -110,10 +119,10 @@ def test_a_damaged_checkpoint_is_named(tiny_run: Path, tmp_path: Path) -> None:
     run.checkpoint.parent.mkdir(parents=True)
     (run.path / "config.toml").write_text((tiny_run / "config.toml").read_text())
     with pytest.raises(DataError, match="no checkpoint"):
-        training.load_run(run.path, console=QUIET)
+        training.load_state(setup.prepare(run.config(), QUIET), run)
     run.checkpoint.write_bytes(RunDir(tiny_run).checkpoint.read_bytes()[:1000])
     with pytest.raises(DataError, match="damaged"):
-        training.load_run(run.path, console=QUIET)
+        training.load_state(setup.prepare(run.config(), QUIET), run)
 
 
 def test_own_folders_and_bad_files(glyphs: Path, tiny_settings: list[str], tmp_path: Path) -> None:
@@ -131,9 +140,9 @@ def test_own_folders_and_bad_files(glyphs: Path, tiny_settings: list[str], tmp_p
     (pile / ".hidden.png").write_bytes(b"")
     folders = {"data.dataset": None, "data.labelled": str(labelled), "data.unlabelled": str(pile)}
     config = make_config(glyphs, tiny_settings, **folders, **{"data.novel_classes": 2, "optim.epochs": 1})
-    console = Console(record=True, quiet=False, file=(tmp_path / "out.txt").open("w"), width=300)
-    run = training.train(config, tmp_path / "run", console=console)
-    text = console.export_text()
+    console = Console(file=io.StringIO(), width=300)
+    run = train(config, tmp_path / "run", console)
+    text = console.file.getvalue()  # type: ignore[attr-defined]
     assert "broken.png: not an image of a known format" in text
     assert "empty.jpg: the file is empty" in text
     assert ".hidden" not in text

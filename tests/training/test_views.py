@@ -1,7 +1,6 @@
 from pathlib import Path
 
 import torch
-
 from ncd_training import progress
 from ncd_training.config import DataConfig
 from ncd_training.dual_branch import Trunk

@@ -1,0 +1,1 @@
+"""Train the dual-branch model: data, trunk, branches, objective, loop, evaluation."""

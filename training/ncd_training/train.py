@@ -3,21 +3,14 @@
 from __future__ import annotations
 
 import shutil
-from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
-from rich.console import Console
-from torch import Tensor
 
-from ncd_serve.errors import UsageError
 from ncd_serve.files import write_json
 from ncd_training import progress, report
 from ncd_training.checkpoint import TrainState, load_checkpoint, save_checkpoint
-from ncd_training.config import TrainConfig
-from ncd_training.datasets import load_manifest
 from ncd_training.dual_branch import DualBranchModel
 from ncd_training.evaluate import (
     Scores,
@@ -29,10 +22,9 @@ from ncd_training.evaluate import (
     run_model,
 )
 from ncd_training.loop import train_epoch
-from ncd_training.manifest import Manifest
 from ncd_training.objective import Objective
 from ncd_training.run_dir import RunDir
-from ncd_training.scan import scan
+from ncd_training.setup import Setup
 from ncd_training.supervised import train_supervised
 from ncd_training.trunk import build_trunk
 from ncd_training.views import BatchPlan, CachedViews, FileViews, batches, cache_bytes, cache_views
@@ -40,75 +32,38 @@ from ncd_training.views import BatchPlan, CachedViews, FileViews, batches, cache
 _EVALUATIONS = 10  # how often a run looks at its clusters on the way
 
 
-@dataclass(frozen=True)
-class Setup:
-    """A configuration with its images looked at, and the place to report to."""
-
-    config: TrainConfig
-    manifest: Manifest
-    console: Console
-
-    @property
-    def track(self) -> progress.Track:
-        """Progress bars on the console."""
-        return progress.on(self.console)
-
-    @property
-    def labels(self) -> Tensor:
-        """Class numbers of the labelled images."""
-        return torch.tensor([label for _, label in self.manifest.labelled])
-
-    @property
-    def clusters(self) -> int:
-        """Number of novel classes, known since `prepare`."""
-        assert self.config.data.novel_classes is not None
-        return self.config.data.novel_classes
-
-
-def prepare(config: TrainConfig, console: Console) -> Setup:
-    """Find and check everything that a run needs, before any heavy work."""
-    manifest = load_manifest(config.data)
-    clusters = config.data.novel_classes or manifest.novel_classes
-    if clusters is None:
-        raise UsageError("how many novel classes are there?", hint="give --novel-classes N")
-    manifest, bad = scan(manifest, track=progress.on(console))
-    for path, reason in bad.items():
-        console.print(f"[yellow]skipped[/yellow] {path}: {reason}", soft_wrap=True)
-    manifest.check(clusters)
-    data = config.data.model_copy(update={"novel_classes": clusters})
-    return Setup(config.model_copy(update={"data": data}), manifest, console)
-
-
-def train(config: TrainConfig, out: Path, *, console: Console) -> RunDir:
+def train(setup: Setup, run: RunDir) -> None:
     """Train from the start into a new run directory."""
-    setup = prepare(config, console)
-    run = RunDir.create(out, setup.config)
     _print_plan(setup, run)
     state = build_state(setup)
-    if config.supervised.epochs:
+    if setup.config.supervised.epochs:
         _supervised_stage(setup, state, run)
     write_json(run.summary, {**run.read_summary(), "baselines": _baselines(setup, state.model)})
     save_checkpoint(state, run.checkpoint)
-    return _fit(setup, state, run)
+    _fit(setup, state, run)
 
 
-def resume(path: Path, *, console: Console) -> RunDir:
+def resume(setup: Setup, run: RunDir) -> None:
     """Go on with an interrupted run, to the same weights as if it had never stopped."""
-    run = RunDir.open(path)
-    setup = prepare(run.config(), console)
-    state = build_state(setup)
-    load_checkpoint(state, run.checkpoint)
-    console.print(f"resuming [bold]{path}[/bold] after epoch {state.epoch} of {setup.config.optim.epochs}")
-    return _fit(setup, state, run)
+    state = load_state(setup, run)
+    setup.console.print(f"resuming {run.path} after epoch {state.epoch} of {setup.config.optim.epochs}", soft_wrap=True)
+    _fit(setup, state, run)
 
 
-def load_run(path: Path, *, console: Console) -> tuple[Setup, TrainState]:
-    """A trained run for evaluation or export."""
-    run = RunDir.open(path)
-    setup = prepare(run.config(), console)
+def load_state(setup: Setup, run: RunDir) -> TrainState:
+    """The newest state of a run, for going on, evaluation or export."""
     state = build_state(setup)
     load_checkpoint(state, run.checkpoint)
-    return setup, state
+    return state
+
+
+def evaluate(setup: Setup, state: TrainState, run: RunDir) -> dict[str, Any]:
+    """Scores on every split that has true classes, also kept in the run's summary."""
+    data = setup.config.data
+    scores = evaluate_splits(state.model, setup.manifest, data.preprocess, workers=data.workers, track=setup.track)
+    summary = {**run.read_summary(), "scores": scores}
+    write_json(run.summary, summary)
+    return summary
 
 
 def build_state(setup: Setup) -> TrainState:
@@ -132,7 +87,7 @@ def build_state(setup: Setup) -> TrainState:
     return TrainState(model, objective, optimizer)
 
 
-def _fit(setup: Setup, state: TrainState, run: RunDir) -> RunDir:
+def _fit(setup: Setup, state: TrainState, run: RunDir) -> None:
     config, console = setup.config, setup.console
     views = _joint_views(setup, state.model, run)
     plan = BatchPlan(
@@ -143,22 +98,25 @@ def _fit(setup: Setup, state: TrainState, run: RunDir) -> RunDir:
         seed=config.optim.seed,
     )
     loader = batches(views, plan, workers=config.data.workers)
+    labels = torch.tensor(setup.labels)
     rows = run.read_metrics()[: state.epoch]
     epochs = config.optim.epochs
-    with report.EpochDisplay(console, epochs=epochs, done=state.epoch) as display:
-        while state.epoch < epochs:
-            terms = train_epoch(state, loader, plan, setup.labels, config)
-            row = {"epoch": state.epoch, **terms, **_look(setup, state)}
-            rows.append(row)
-            # The rows first: a row beyond the checkpoint is dropped when the run goes on, a missing one is lost.
-            run.write_metrics(rows)
-            save_checkpoint(state, run.checkpoint)
-            display.show(row)
+    try:
+        with report.EpochDisplay(console, epochs=epochs, done=state.epoch) as display:
+            while state.epoch < epochs:
+                terms = train_epoch(state, loader, plan, labels, config)
+                rows.append({"epoch": state.epoch, **terms, **_look(setup, state)})
+                # The rows first: one beyond the checkpoint is dropped when the run goes on, a missing one is lost.
+                run.write_metrics(rows)
+                save_checkpoint(state, run.checkpoint)
+                display.show(rows[-1])
+    except (KeyboardInterrupt, SystemExit):
+        console.print(f"interrupted; go on with: ncd-serve train --resume {run.path}", soft_wrap=True, highlight=False)
+        raise
     if config.data.cache_dir is None:
         shutil.rmtree(run.cache, ignore_errors=True)
     report.draw_curves(run)
-    _evaluate(setup, state, run)
-    return run
+    evaluate(setup, state, run)
 
 
 def _look(setup: Setup, state: TrainState) -> dict[str, float]:
@@ -179,7 +137,7 @@ def _look(setup: Setup, state: TrainState) -> dict[str, float]:
 def _supervised_stage(setup: Setup, state: TrainState, run: RunDir) -> None:
     whole = setup.config.supervised.scope == "all"
     views = FileViews(setup.manifest.images, setup.config.data) if whole else _joint_views(setup, state.model, run)
-    train_supervised(state.model, views, setup.labels, setup.config, track=setup.track)
+    train_supervised(state.model, views, torch.tensor(setup.labels), setup.config, track=setup.track)
 
 
 def _joint_views(setup: Setup, model: DualBranchModel, run: RunDir) -> FileViews | CachedViews:
@@ -219,17 +177,3 @@ def _print_plan(setup: Setup, run: RunDir) -> None:
         highlight=False,
         soft_wrap=True,
     )
-
-
-def evaluate(path: Path, *, console: Console) -> dict[str, Any]:
-    """Scores of a run on every split that has true classes, also kept in its summary."""
-    setup, state = load_run(path, console=console)
-    return _evaluate(setup, state, RunDir.open(path))
-
-
-def _evaluate(setup: Setup, state: TrainState, run: RunDir) -> dict[str, Any]:
-    data = setup.config.data
-    scores = evaluate_splits(state.model, setup.manifest, data.preprocess, workers=data.workers, track=setup.track)
-    summary = {**run.read_summary(), "scores": scores}
-    write_json(run.summary, summary)
-    return summary

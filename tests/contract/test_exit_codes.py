@@ -1,0 +1,108 @@
+"""A user's mistakes end in `error:` and `hint:` and the documented code, never in a traceback."""
+
+from __future__ import annotations
+
+import os
+import signal
+import socket
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from ncd_serve import errors
+
+
+def assert_kind(done: subprocess.CompletedProcess[str], code: int, *words: str) -> None:
+    text = done.stdout + done.stderr
+    assert done.returncode == code, text
+    assert "Traceback" not in text
+    for word in words:
+        assert word in text.replace("\n", " "), text
+
+
+def test_the_codes_are_the_documented_ones() -> None:
+    codes = {kind.__name__: kind.exit_code for kind in errors.NcdError.__subclasses__()}
+    assert codes == {
+        "UsageError": 2,
+        "DataError": 3,
+        "ExportMismatchError": 4,
+        "ServerError": 5,
+        "MissingExtraError": 6,
+    }
+
+
+@pytest.mark.parametrize(
+    ("arguments", "code", "words"),
+    [
+        (("trian",), 2, ("train",)),
+        (("train", "--epochs", "3"), 2, ("--epochs",)),
+        (("train",), 2, ("error: no images to train on", "hint:")),
+        (("train", "--dataset", "cub20"), 2, ("unknown dataset 'cub20'", "did you mean 'cub200'?")),
+        (("train", "--dataset", "cub200"), 3, ("dataset 'cub200' is not at", "hint: unpack")),
+        (("train", "--dataset", "glyphs", "--set", "optim.epoch=3"), 2, ("optim.epoch", "did you mean 'epochs'?")),
+        (("train", "--dataset", "glyphs", "--recipe", "glyhps"), 2, ("did you mean 'glyphs'?",)),
+        (("train", "--labelled", "here", "--unlabelled", "there"), 3, ("no such folder", "hint: check the path")),
+        (("train", "--resume", "nowhere"), 3, ("is not a run directory",)),
+        (("evaluate", "nowhere"), 3, ("is not a run directory",)),
+        (("export", "nowhere"), 3, ("is not a run directory",)),
+        (("serve", "--repository", "nowhere"), 3, ("nowhere", "hint:")),
+        (("assign", "x.jpg", "--bundle", "nowhere"), 3, ("no such file or folder: x.jpg",)),
+        (("query", ".", "--url", "http://h:1"), 3, ("no images in",)),
+        (("query", "x.jpg", "--out", "rows.xlsx"), 2, ("rows.xlsx", ".parquet")),
+    ],
+)
+def test_mistakes(arguments: tuple[str, ...], code: int, words: tuple[str, ...], ncd: Any, tmp_path: Path) -> None:
+    assert_kind(ncd(*arguments, cwd=tmp_path), code, *words)
+    assert list(tmp_path.iterdir()) == [], "a refused command leaves nothing behind"
+
+
+def test_a_dataset_folder_without_images(ncd: Any, tmp_path: Path) -> None:
+    (tmp_path / "known" / "a").mkdir(parents=True)
+    (tmp_path / "pile").mkdir()
+    done = ncd("train", "--labelled", "known", "--unlabelled", "pile", "--novel-classes", 2, cwd=tmp_path)
+    assert_kind(done, 3, "no images in class folders below", "hint:")
+
+
+def test_query_without_a_server(ncd: Any, glyphs: Path) -> None:
+    done = ncd("query", glyphs / "test" / "7", "--url", "grpc://127.0.0.1:1")
+    assert_kind(done, 5, "no Triton server answers at 127.0.0.1:1", "hint: start one with: ncd-serve serve")
+
+
+def test_serve_on_a_port_in_use(ncd: Any, bundle: Path, repository: Path) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port = taken.getsockname()[1]
+        assert_kind(ncd("serve", "--repository", repository, "--grpc-port", port), 5, f"127.0.0.1:{port}", "hint:")
+
+
+def test_serve_without_a_triton_binary(bundle: Path, repository: Path, tmp_path: Path) -> None:
+    hide = tmp_path / "sitecustomize.py"
+    hide.write_text("import sys\nsys.modules['pytriton'] = None\n")
+    environment = {**os.environ, "PATH": "/usr/bin:/bin", "PYTHONPATH": str(tmp_path)}
+    command = [sys.executable, "-m", "ncd_serve", "serve", "--repository", str(repository)]
+    done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=60, check=False)
+    assert_kind(done, 6, "none is installed", "pip install 'ncd-serve[triton]'")
+
+
+@pytest.mark.parametrize(("sent", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
+def test_an_interrupted_training_can_be_resumed(
+    sent: signal.Signals, code: int, ncd: Any, glyphs: Path, tiny_settings: list[str], tmp_path: Path
+) -> None:
+    run = tmp_path / "run"
+    settings = [*tiny_settings, "--set", "optim.epochs=1000"]
+    command = ["train", "--dataset", "glyphs", "--data-root", str(glyphs), "--out", str(run), *settings]
+    with subprocess.Popen(
+        [sys.executable, "-m", "ncd_serve", *command], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+    ) as process:
+        deadline = time.monotonic() + 120
+        while not (run / "metrics.jsonl").exists() and time.monotonic() < deadline:
+            time.sleep(0.1)
+        process.send_signal(sent)
+        _, messages = process.communicate(timeout=60)
+    assert process.returncode == code, messages
+    assert "Traceback" not in messages
+    assert f"ncd-serve train --resume {run}" in messages.replace("\n", "")
+    assert [path.name for path in run.rglob(".*")] == [], "no half-written file"

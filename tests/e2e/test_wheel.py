@@ -1,0 +1,86 @@
+"""The built wheel in an environment of its own with no extras: what a user of a running service installs."""
+
+from __future__ import annotations
+
+import csv
+import hashlib
+import shutil
+import subprocess
+import sys
+import venv
+import zipfile
+from pathlib import Path
+
+import pytest
+
+from ncd_serve.triton import TritonServer
+
+ROOT = Path(__file__).parents[2]
+# Kept between test runs: the base dependencies are large, and change only with pyproject.toml.
+KEPT = ROOT / "build" / "wheel-smoke"
+
+
+@pytest.fixture(scope="module")
+def wheel(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("dist")
+    command = [sys.executable, "-m", "build", "--wheel", "--no-isolation", "--outdir", str(folder), str(ROOT)]
+    subprocess.run(command, check=True, capture_output=True)
+    (built,) = folder.glob("*.whl")
+    return built
+
+
+@pytest.fixture(scope="module")
+def bare_bin(wheel: Path) -> Path:
+    """The bin folder of an environment that holds the wheel and its base dependencies."""
+    stamp, wanted = KEPT / "installed", hashlib.sha256((ROOT / "pyproject.toml").read_bytes()).hexdigest()
+    if not stamp.exists() or stamp.read_text() != wanted:
+        shutil.rmtree(KEPT, ignore_errors=True)
+        venv.create(KEPT, with_pip=True)
+        _pip("install", "--quiet", str(wheel))
+        stamp.write_text(wanted)
+    _pip("install", "--quiet", "--no-deps", "--force-reinstall", str(wheel))
+    return KEPT / "bin"
+
+
+def _pip(*arguments: str) -> None:
+    subprocess.run([str(KEPT / "bin" / "python"), "-m", "pip", *arguments], check=True, capture_output=True)
+
+
+def run(*command: object) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(list(map(str, command)), capture_output=True, text=True, timeout=60, check=False, cwd="/")
+
+
+def test_the_wheel_holds_all_three_packages_and_their_data(wheel: Path) -> None:
+    names = set(zipfile.ZipFile(wheel).namelist())
+    for name in (
+        "ncd_serve/py.typed",
+        "ncd_serve/triton/backend/model.py",
+        "ncd_training/recipes/glyphs.toml",
+        "ncd_export/templates/model_card.md.jinja",
+    ):
+        assert name in names
+    assert {name.split("/")[0] for name in names if ".dist-info" not in name} == {
+        "ncd_serve",
+        "ncd_training",
+        "ncd_export",
+    }
+
+
+@pytest.mark.timeout(900)
+def test_the_base_installation_works_without_torch(bare_bin: Path) -> None:
+    assert run(bare_bin / "python", "-c", "import torch").returncode == 1
+    assert "query" in run(bare_bin / "ncd-serve", "--help").stdout
+    doctor = run(bare_bin / "ncd-serve", "doctor")
+    assert doctor.returncode == 0 and "not installed" in doctor.stdout
+    for command in ("train", "demo"):
+        refused = run(bare_bin / "ncd-serve", command, *(("--dataset", "glyphs") if command == "train" else ()))
+        assert refused.returncode == 6 and "pip install 'ncd-serve[" in refused.stderr
+
+
+@pytest.mark.timeout(900)
+@pytest.mark.triton
+def test_the_base_installation_queries_a_server(bare_bin: Path, server: TritonServer, glyphs: Path) -> None:
+    done = run(bare_bin / "ncd-serve", "query", glyphs / "test" / "7", "--url", f"grpc://{server.grpc_url}")
+    assert done.returncode == 0, done.stderr
+    rows = list(csv.DictReader(done.stdout.splitlines()))
+    assert len(rows) == 2 and all(row["status"] == "ok" for row in rows)

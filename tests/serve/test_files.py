@@ -1,0 +1,50 @@
+from pathlib import Path
+
+import pytest
+
+from ncd_serve.files import atomic_directory, atomic_path, sha256, write_text
+
+
+def names(folder: Path) -> list[str]:
+    return sorted(path.name for path in folder.iterdir())
+
+
+def test_a_failed_write_leaves_the_old_file_and_nothing_else(tmp_path: Path) -> None:
+    target = tmp_path / "file.txt"
+    write_text(target, "old")
+    with pytest.raises(RuntimeError), atomic_path(target) as temporary:
+        temporary.write_text("half")
+        raise RuntimeError
+    assert target.read_text() == "old"
+    assert names(tmp_path) == ["file.txt"]
+
+
+def test_a_directory_is_replaced_as_a_whole(tmp_path: Path) -> None:
+    target = tmp_path / "bundle"
+    for text in ("old", "new"):
+        with atomic_directory(target) as fresh:
+            (fresh / text).write_text(text)
+    assert names(target) == ["new"]
+    assert names(tmp_path) == ["bundle"]
+
+
+@pytest.mark.parametrize("interruption", [RuntimeError, KeyboardInterrupt, OSError("No space left on device")])
+def test_a_failed_directory_leaves_the_old_one(tmp_path: Path, interruption: type[BaseException]) -> None:
+    target = tmp_path / "bundle"
+    with atomic_directory(target) as fresh:
+        (fresh / "old").touch()
+    with pytest.raises((RuntimeError, KeyboardInterrupt, OSError)), atomic_directory(target) as fresh:
+        (fresh / "half").touch()
+        raise interruption
+    assert names(target) == ["old"]
+    assert names(tmp_path) == ["bundle"]
+
+
+def test_written_files_can_be_read_by_others(tmp_path: Path) -> None:
+    write_text(tmp_path / "file", "x")
+    assert (tmp_path / "file").stat().st_mode & 0o044
+
+
+def test_sha256_is_the_known_one(tmp_path: Path) -> None:
+    write_text(tmp_path / "file", "abc")
+    assert sha256(tmp_path / "file").startswith("ba7816bf8f01cfea")
