@@ -12,7 +12,7 @@ from ncd_serve.cli import extras
 from ncd_serve.cli.console import messages, out
 from ncd_serve.errors import UsageError
 
-_IMAGES_PER_CLASS = 2
+_IMAGES_PER_CLASS = 3
 _START_SECONDS = 120
 
 
@@ -29,42 +29,40 @@ def demo(
     run, repository, data = folder / "run", folder / "model_repository", folder / "data" / f"glyphs-{seed}"
     with messages.status("drawing images"):
         extras.load("ncd_training.glyphs", extra="train").write_glyphs(data, seed=seed)
-    _type(f"train --dataset glyphs --data-root {data} --seed {seed} --out {run}")
-    _type(f"evaluate {run}")
-    _type(f"export {run} --repository {repository}")
-    _print_command(f"serve --repository {repository}")
+    _type("train", "--dataset", "glyphs", "--data-root", data, "--seed", seed, "--out", run)
+    _type("evaluate", run)
+    _type("export", run, "--repository", repository)
+    _show("serve", "--repository", repository)
     log = folder / "triton.log"
     with TritonServer(repository, log_path=log) as server:
         with messages.status("starting Triton"):
             server.wait_ready(_START_SECONDS)
         out.print(f"Triton is ready: gRPC {server.grpc_url}, HTTP {server.http_url}", highlight=False)
-        images = [str(path) for path in _new_images(data)]
-        _type(
-            f"query {shlex.join(images)} --url grpc://{server.grpc_url}",
-            shown=f"query IMAGES --url grpc://{server.grpc_url}",
-        )
+        images = _new_images(data)
+        _type("query", *images, "--url", f"grpc://{server.grpc_url}", "--format", "table")
     out.print(
         f"\nTriton is stopped. Left behind: the run [bold]{run}[/bold], the bundle [bold]{run / 'bundle'}[/bold], "
         f"the model repository [bold]{repository}[/bold], Triton's log {log}.\n"
         f"Try next:\n"
         f"  ncd-serve serve --repository {repository}\n"
-        f"  ncd-serve assign {Path(images[0]).parent} --bundle {run / 'bundle'} --out rows.csv\n"
+        f"  ncd-serve assign {images[0].parent} --bundle {run / 'bundle'} --out rows.csv\n"
         f"  ncd-serve train --labelled DIR --unlabelled DIR --novel-classes N     (your own images)",
         highlight=False,
         soft_wrap=True,
     )
 
 
-def _type(command: str, *, shown: str | None = None) -> None:
+def _type(*words: object) -> None:
     """Run a sub-command as if it had been typed."""
     from ncd_serve.cli.app import app
 
-    _print_command(shown or command)
-    app(shlex.split(command), standalone_mode=False)
+    _show(*words)
+    app([str(word) for word in words], standalone_mode=False)
 
 
-def _print_command(command: str) -> None:
-    out.print(f"\n[bold cyan]$ ncd-serve {command}[/bold cyan]", highlight=False, soft_wrap=True)
+def _show(*words: object) -> None:
+    command = shlex.join(str(word) for word in words)
+    out.print(f"\n$ ncd-serve {command}", style="bold cyan", markup=False, highlight=False, soft_wrap=True)
 
 
 def _new_images(data: Path) -> list[Path]:

@@ -11,7 +11,7 @@ import typer
 from rich.progress import track
 
 from ncd_serve.cli.console import messages, out
-from ncd_serve.cli.options import Images, ModelName, Output, TopK
+from ncd_serve.cli.options import Form, Images, ModelName, Output, RowFormat, TopK
 from ncd_serve.prediction import Prediction
 from ncd_serve.runners import Runner
 
@@ -21,6 +21,7 @@ def query(
     url: Annotated[str, typer.Option(help="The Triton server's gRPC address.")] = "grpc://127.0.0.1:8001",
     model_name: ModelName = "ncd_global",
     output: Output = None,
+    form: Form = None,
     top_k: TopK = 3,
     timeout: Annotated[float, typer.Option(min=0.1, help="Seconds to wait for one answer.")] = 30.0,
 ) -> None:
@@ -28,13 +29,14 @@ def query(
     from ncd_serve.client import Client
 
     paths = _check(images, output)
-    _write(paths, Client(url, model=model_name, timeout=timeout), output, top_k)
+    _write(paths, Client(url, model=model_name, timeout=timeout), output, form, top_k)
 
 
 def assign(
     images: Images,
     bundle: Annotated[Path, typer.Option(help="A bundle that `ncd-serve export` made.")],
     output: Output = None,
+    form: Form = None,
     top_k: TopK = 3,
 ) -> None:
     """Cluster ids of images without a server, through ONNX Runtime."""
@@ -42,7 +44,7 @@ def assign(
     from ncd_serve.runners import OnnxRunner
 
     paths = _check(images, output)
-    _write(paths, OnnxRunner(Bundle.read(bundle)), output, top_k)
+    _write(paths, OnnxRunner(Bundle.read(bundle)), output, form, top_k)
 
 
 def _check(images: list[Path], output: Path | None) -> list[Path]:
@@ -54,9 +56,9 @@ def _check(images: list[Path], output: Path | None) -> list[Path]:
     return find_images(images)
 
 
-def _write(paths: list[Path], runner: Runner, output: Path | None, top_k: int) -> None:
+def _write(paths: list[Path], runner: Runner, output: Path | None, form: RowFormat | None, top_k: int) -> None:
     from ncd_serve.assignment import assign_images
-    from ncd_serve.tables import terminal_table, write_csv, write_rows
+    from ncd_serve.tables import terminal_table, write_csv, write_jsonl, write_rows
 
     rows: Iterable[Prediction] = track(
         assign_images(paths, runner, top_k=top_k),
@@ -69,7 +71,7 @@ def _write(paths: list[Path], runner: Runner, output: Path | None, top_k: int) -
     if output is not None:
         write_rows(rows, output)
         messages.print(f"{len(paths)} rows in [bold]{output}[/bold]", highlight=False)
-    elif sys.stdout.isatty():
+    elif form is RowFormat.TABLE or (form is None and out.is_terminal):
         out.print(terminal_table(rows))
     else:
-        write_csv(rows, sys.stdout)
+        (write_jsonl if form is RowFormat.JSONL else write_csv)(rows, sys.stdout)

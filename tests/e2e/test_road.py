@@ -40,7 +40,7 @@ def test_every_row_from_triton_is_onnx_runtime_s_own_answer(
     server: TritonServer, bundle: Path, pictures: Path, ncd: Any, tmp_path: Path
 ) -> None:
     target = tmp_path / "rows.jsonl"
-    done = ncd("query", pictures, "--url", f"grpc://{server.grpc_url}", "--out", target, "--top-k", 10)
+    done = ncd("query", pictures, "--url", f"grpc://{server.grpc_url}", "--out", target, "--top-k", 5)
     assert done.returncode == 0, done.stderr
     rows = [json.loads(line) for line in target.read_text().splitlines()]
     paths = find_images([pictures])
@@ -56,7 +56,7 @@ def test_every_row_from_triton_is_onnx_runtime_s_own_answer(
         assert row["cluster_id"] == cluster_id
         assert row["cluster_name"] == f"cluster-{cluster_id}"
         served = {candidate["cluster_id"]: candidate["probability"] for candidate in row["top_k"]}
-        np.testing.assert_allclose([served[i] for i in range(10)], probabilities, atol=1e-6)
+        np.testing.assert_allclose([served[i] for i in range(5)], probabilities, atol=1e-6)
 
 
 def test_one_batch_is_answered_bit_for_bit(server: TritonServer, bundle: Path, glyphs: Path) -> None:
@@ -87,7 +87,7 @@ def test_doctor_sees_all_of_it(server: TritonServer, bundle: Path, repository: P
     done = ncd("doctor", "--json", "--bundle", bundle, "--repository", repository, "--url", f"grpc://{server.grpc_url}")
     assert done.returncode == 0, done.stdout
     checks = {check["what"]: check for check in json.loads(done.stdout)}
-    assert checks[f"server grpc://{server.grpc_url}"]["found"] == "10 clusters, answers a test image"
+    assert checks[f"server grpc://{server.grpc_url}"]["found"] == "5 clusters, answers a test image"
 
 
 @pytest.mark.parametrize("sent", [signal.SIGINT, signal.SIGTERM])

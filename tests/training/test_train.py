@@ -54,7 +54,7 @@ def test_a_run_directory_holds_everything(tiny_run: Path) -> None:
     assert [row["epoch"] for row in run.read_metrics()] == [1, 2]
     assert set(run.read_summary()["scores"]) == {"unlabelled-train", "novel-test", "known-test"}
     assert set(run.read_summary()["baselines"]) == {"k-means on raw pixels", "k-means on initial features"}
-    assert run.config().data.novel_classes == 10
+    assert run.config().data.novel_classes == 5
     assert (run.plots / "curves.png").stat().st_size > 1000
     assert "torch" in json.loads((tiny_run / "environment.json").read_text())["packages"]
 

@@ -18,13 +18,13 @@ if TYPE_CHECKING:
 def build_augmentation(name: str, resolution: int) -> Augmentation:
     """PIL image to one random view, uint8 [3, resolution, resolution]; draws from torch's default generator."""
     steps = {"crop": _crop, "glyph": _glyph}[name](resolution)
-    augmentation: Augmentation = v2.Compose([*steps, v2.PILToTensor()])
+    augmentation: Augmentation = v2.Compose(steps)
     return augmentation
 
 
 def _crop(resolution: int) -> list[v2.Transform]:
     """Photographs, as in the paper: a random part of at least half the image, perhaps mirrored."""
-    return [v2.RandomResizedCrop(resolution, scale=(0.5, 1.0)), v2.RandomHorizontalFlip()]
+    return [v2.RandomResizedCrop(resolution, scale=(0.5, 1.0)), v2.RandomHorizontalFlip(), v2.PILToTensor()]
 
 
 def _glyph(resolution: int) -> list[v2.Transform]:
@@ -33,4 +33,6 @@ def _glyph(resolution: int) -> list[v2.Transform]:
         v2.Resize((resolution, resolution)),
         v2.RandomAffine(10, (0.08, 0.08), (0.85, 1.15), 8, interpolation=v2.InterpolationMode.BILINEAR),
         v2.ColorJitter(0.4, 0.4, 0.4),
+        v2.PILToTensor(),
+        v2.RandomChannelPermutation(),
     ]

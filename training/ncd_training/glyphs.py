@@ -1,7 +1,7 @@
 """Embedded data, nothing to download: letters and digits in the fonts that ship inside matplotlib.
 
-The 26 letters are the known classes, the 10 digits the novel ones. Colour, texture, size, slant and position vary, so
-raw pixels say little about the class; the fonts make each class many shapes.
+The 26 letters are the known classes, the digits 5 to 9 the novel ones. Colour, texture, size, slant and position vary,
+so raw pixels say little about the class; the fonts make each class many shapes.
 """
 
 from __future__ import annotations
@@ -9,15 +9,18 @@ from __future__ import annotations
 import string
 from functools import cache
 from pathlib import Path
+from typing import Any
 
 import matplotlib
 import numpy as np
+from numpy.typing import NDArray
 from PIL import Image, ImageDraw, ImageFont
 
 from ncd_serve.files import atomic_directory
 
-KNOWN, NOVEL = tuple(string.ascii_uppercase), tuple(string.digits)
+KNOWN, NOVEL = tuple(string.ascii_uppercase), tuple("56789")
 SIZE = 32
+Pixels = NDArray[np.floating[Any]]
 _OVERSAMPLING = 3
 _FONTS = ("DejaVuSans", "DejaVuSansMono", "DejaVuSerif", "STIXGeneral", "cmr10", "cmb10", "cmss10", "cmtt10")
 _STYLES = ("", "-Bold", "-Oblique", "-Italic", "-BoldOblique", "-BoldItalic", "Bol", "Italic", "BolIta")
@@ -48,8 +51,10 @@ def draw_glyph(character: str, rng: np.random.Generator) -> Image.Image:
     place = tuple(side / 2 + rng.uniform(-0.06, 0.06, 2) * side)
     ImageDraw.Draw(mask).text(place, character, fill=255, font=font, anchor="mm")
     slant = rng.uniform(-0.2, 0.2)
-    mask = mask.transform(mask.size, Image.Transform.AFFINE, (1, slant, -slant * side / 2, 0, 1, 0), Image.BILINEAR)
-    mask = mask.rotate(rng.uniform(-12, 12), Image.BILINEAR).resize((SIZE, SIZE), Image.LANCZOS)
+    mask = mask.transform(
+        mask.size, Image.Transform.AFFINE, (1, slant, -slant * side / 2, 0, 1, 0), Image.Resampling.BILINEAR
+    )
+    mask = mask.rotate(rng.uniform(-12, 12), Image.Resampling.BILINEAR).resize((SIZE, SIZE), Image.Resampling.LANCZOS)
     ink, paper = _colours(rng)
     cover = np.asarray(mask, dtype=np.float32)[..., None] / 255
     picture = cover * (ink + _texture(rng)) + (1 - cover) * (paper + _texture(rng))
@@ -62,7 +67,7 @@ def _fonts() -> list[Path]:
     return [path for font in _FONTS for style in _STYLES if (path := folder / f"{font}{style}.ttf").exists()]
 
 
-def _colours(rng: np.random.Generator) -> tuple[np.ndarray, np.ndarray]:
+def _colours(rng: np.random.Generator) -> tuple[Pixels, Pixels]:
     """A light ink and a dark paper that a person can tell apart."""
     while True:
         ink, paper = rng.uniform(0, 255, (2, 3))
@@ -70,7 +75,9 @@ def _colours(rng: np.random.Generator) -> tuple[np.ndarray, np.ndarray]:
             return ink, paper
 
 
-def _texture(rng: np.random.Generator) -> np.ndarray:
+def _texture(rng: np.random.Generator) -> Pixels:
     """A smooth gradient and some grain, [SIZE, SIZE, 3]."""
-    corners = Image.fromarray(rng.uniform(-30, 30, (3, 3)).astype(np.float32)).resize((SIZE, SIZE), Image.BICUBIC)
+    corners = Image.fromarray(rng.uniform(-30, 30, (3, 3)).astype(np.float32)).resize(
+        (SIZE, SIZE), Image.Resampling.BICUBIC
+    )
     return np.asarray(corners)[..., None] + rng.normal(0, 6, (SIZE, SIZE, 3))

@@ -88,7 +88,7 @@ class TransformerTail(nn.Module):
 
 def _small_resnet(_resolution: int) -> TrunkParts:
     """For images of about 32 px: trains from nothing in a minute on a CPU."""
-    net = SmallResNet(width=24)
+    net = SmallResNet()
     return TrunkParts(net, nn.Sequential(net.stem, net.layer1, net.layer2), ConvTail(net.layer3), net.dim)
 
 
