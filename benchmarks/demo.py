@@ -12,14 +12,13 @@ import time
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
-from rich.console import Console
-from rich.table import Table
-
 from ncd_training.config import resolve_config
 from ncd_training.glyphs import write_glyphs
 from ncd_training.run_dir import RunDir
 from ncd_training.setup import prepare
 from ncd_training.train import train
+from rich.console import Console
+from rich.table import Table
 
 LEAST_ACC, LEAST_LEAD = 0.90, 0.05
 

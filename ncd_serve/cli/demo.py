@@ -67,5 +67,5 @@ def _show(*words: object) -> None:
 
 def _new_images(data: Path) -> list[Path]:
     """Held-out images of the novel classes, which training never saw."""
-    folders = sorted(folder for folder in (data / "test").iterdir() if folder.name.isdigit())
-    return [path for folder in folders for path in sorted(folder.iterdir())[:_IMAGES_PER_CLASS]]
+    novel = extras.load("ncd_training.glyphs", extra="train").NOVEL
+    return [path for name in novel for path in sorted((data / "test" / name).iterdir())[:_IMAGES_PER_CLASS]]

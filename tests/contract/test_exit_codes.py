@@ -68,7 +68,7 @@ def test_a_dataset_folder_without_images(ncd: Any, tmp_path: Path) -> None:
 
 
 def test_query_without_a_server(ncd: Any, glyphs: Path) -> None:
-    done = ncd("query", glyphs / "test" / "7", "--url", "grpc://127.0.0.1:1")
+    done = ncd("query", glyphs / "test" / "E", "--url", "grpc://127.0.0.1:1")
     assert_kind(done, 5, "no Triton server answers at 127.0.0.1:1", "hint: start one with: ncd-serve serve")
 
 

@@ -41,4 +41,4 @@ def test_command_stays_light(arguments: tuple[str, ...]) -> None:
 
 
 def test_assign_stays_light(bundle: Path, glyphs: Path) -> None:
-    assert heavy_imports("assign", glyphs / "test" / "7", "--bundle", bundle) == ""
+    assert heavy_imports("assign", glyphs / "test" / "E", "--bundle", bundle) == ""

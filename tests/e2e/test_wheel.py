@@ -80,7 +80,7 @@ def test_the_base_installation_works_without_torch(bare_bin: Path) -> None:
 @pytest.mark.timeout(900)
 @pytest.mark.triton
 def test_the_base_installation_queries_a_server(bare_bin: Path, server: TritonServer, glyphs: Path) -> None:
-    done = run(bare_bin / "ncd-serve", "query", glyphs / "test" / "7", "--url", f"grpc://{server.grpc_url}")
+    done = run(bare_bin / "ncd-serve", "query", glyphs / "test" / "E", "--url", f"grpc://{server.grpc_url}")
     assert done.returncode == 0, done.stderr
     rows = list(csv.DictReader(done.stdout.splitlines()))
     assert len(rows) == 2 and all(row["status"] == "ok" for row in rows)

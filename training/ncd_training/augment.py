@@ -31,7 +31,7 @@ def _glyph(resolution: int) -> list[v2.Transform]:
     """Characters: they keep their orientation and are never mirrored."""
     return [
         v2.Resize((resolution, resolution)),
-        v2.RandomAffine(10, (0.08, 0.08), (0.85, 1.15), 8, interpolation=v2.InterpolationMode.BILINEAR),
+        v2.RandomAffine(6, (0.05, 0.05), (0.9, 1.1), 5, interpolation=v2.InterpolationMode.BILINEAR),
         v2.ColorJitter(0.4, 0.4, 0.4),
         v2.PILToTensor(),
         v2.RandomChannelPermutation(),

@@ -87,13 +87,12 @@ class LossConfig(Section):
     ramp_epochs: int = Field(150, ge=1)  # r
 
 
-class SupervisedConfig(Section):
-    """Cross entropy on the known classes before the branches part; 0 epochs: none."""
+class StageConfig(Section):
+    """A stage before the branches part; 0 epochs: left out."""
 
     epochs: int = Field(0, ge=0)
-    scope: Literal["tail", "all"] = "tail"  # all: also the trunk, when there are no initial weights
     learning_rate: float = 0.1
-    batch: int = 128
+    batch: int = Field(128, ge=1)
 
 
 class OptimConfig(Section):
@@ -116,7 +115,8 @@ class TrainConfig(Section):
     model: ModelConfig = ModelConfig()
     pseudo_labels: PseudoLabelConfig = PseudoLabelConfig()
     loss: LossConfig = LossConfig()
-    supervised: SupervisedConfig = SupervisedConfig()
+    rotations: StageConfig = StageConfig()  # self-supervision of trunk and tail, when there are no weights to load
+    supervised: StageConfig = StageConfig()  # cross entropy on the known classes, trunk frozen
     optim: OptimConfig = OptimConfig()
 
     def to_toml(self) -> str:

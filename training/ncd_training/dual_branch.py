@@ -12,6 +12,8 @@ from ncd_training.modules import Modules
 from ncd_training.trunk import TrunkParts
 
 BranchKind = Literal["global", "local"]
+# Maps of convolutions have four dimensions, tokens of transformers three.
+_FORMATS = {3: torch.contiguous_format, 4: torch.channels_last}
 
 
 class BranchOutput(NamedTuple):
@@ -76,6 +78,17 @@ class DualBranchModel(nn.Module):
         self.branches: Modules[Branch] = Modules(
             Branch(deepcopy(parts.tail), parts.dim, kind=kind, known=known, novel=novel) for kind in branches
         )
+
+    def placed(self, inputs: Tensor) -> Tensor:
+        """Inputs on the model's device, in the memory format that convolutions like best."""
+        return inputs.to(self.trunk.mean.device).contiguous(memory_format=_FORMATS[inputs.dim()])
+
+    def to_maps(self, inputs: Tensor) -> Tensor:
+        """Images (uint8) through the frozen trunk; cached trunk maps as they are."""
+        if inputs.dtype != torch.uint8:
+            return inputs
+        with torch.no_grad():
+            return self.trunk(inputs)
 
     def forward(self, maps: Tensor) -> list[BranchOutput]:
         """Trunk maps to one output for each branch."""

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor
 
-from ncd_training.dual_branch import BranchOutput, DualBranchModel
+from ncd_training.dual_branch import BranchOutput
 from ncd_training.randomness import generator_for
 from ncd_training.schedule import consistency_weight, learning_rate
 
@@ -52,24 +52,14 @@ def train_step(
 ) -> dict[str, float]:
     """Two views of a batch, labelled images first, to one update of the branches."""
     model, objective = state.model, state.objective
-    device = model.trunk.mean.device
-    inputs = torch.cat(views).to(device).contiguous(memory_format=torch.channels_last)
-    first, second = split_views(model(to_maps(model, inputs)))
-    labels = labels.to(device)
+    first, second = split_views(model(model.to_maps(model.placed(torch.cat(views)))))
+    labels = labels.to(model.trunk.mean.device)
     terms = objective(first, second, labels, consistency_weight=consistency_weight)
     state.optimizer.zero_grad(set_to_none=True)
     torch.stack(list(terms.values())).sum().backward()
     state.optimizer.step()
     objective.remember(first, labels, branches=model.branches, generator=generator)
     return {name: float(term.detach()) for name, term in terms.items()}
-
-
-def to_maps(model: DualBranchModel, inputs: Tensor) -> Tensor:
-    """Images (uint8) through the frozen trunk; cached trunk maps as they are."""
-    if inputs.dtype != torch.uint8:
-        return inputs
-    with torch.no_grad():
-        return model.trunk(inputs)
 
 
 def split_views(outputs: list[BranchOutput]) -> tuple[list[BranchOutput], list[BranchOutput]]:

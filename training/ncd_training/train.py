@@ -25,7 +25,7 @@ from ncd_training.loop import train_epoch
 from ncd_training.objective import Objective
 from ncd_training.run_dir import RunDir
 from ncd_training.setup import Setup
-from ncd_training.supervised import train_supervised
+from ncd_training.stages import train_rotations, train_supervised
 from ncd_training.trunk import build_trunk
 from ncd_training.views import BatchPlan, CachedViews, FileViews, batches, cache_bytes, cache_views
 
@@ -36,8 +36,12 @@ def train(setup: Setup, run: RunDir) -> None:
     """Train from the start into a new run directory."""
     _print_plan(setup, run)
     state = build_state(setup)
+    if setup.config.rotations.epochs:
+        pictures = FileViews(setup.manifest.images, setup.config.data)
+        train_rotations(state.model, pictures, len(setup.manifest.images), setup.config, track=setup.track)
     if setup.config.supervised.epochs:
-        _supervised_stage(setup, state, run)
+        views = _joint_views(setup, state.model, run)
+        train_supervised(state.model, views, torch.tensor(setup.labels), setup.config, track=setup.track)
     write_json(run.summary, {**run.read_summary(), "baselines": _baselines(setup, state.model)})
     save_checkpoint(state, run.checkpoint)
     _fit(setup, state, run)
@@ -132,12 +136,6 @@ def _look(setup: Setup, state: TrainState) -> dict[str, float]:
     if manifest.truth is not None:
         figures["acc"] = cluster_scores(outputs.cluster_ids, np.array(manifest.truth))["acc"]
     return figures
-
-
-def _supervised_stage(setup: Setup, state: TrainState, run: RunDir) -> None:
-    whole = setup.config.supervised.scope == "all"
-    views = FileViews(setup.manifest.images, setup.config.data) if whole else _joint_views(setup, state.model, run)
-    train_supervised(state.model, views, torch.tensor(setup.labels), setup.config, track=setup.track)
 
 
 def _joint_views(setup: Setup, model: DualBranchModel, run: RunDir) -> FileViews | CachedViews:

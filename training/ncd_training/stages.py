@@ -1,0 +1,88 @@
+"""What happens before the branches part: self-supervision by rotation, and the paper's optional supervised stage.
+
+Both train the first branch's tail; afterwards every branch starts from it.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+from torch.optim.lr_scheduler import OneCycleLR
+
+from ncd_training.views import BatchPlan, batches
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from ncd_training.config import StageConfig, TrainConfig
+    from ncd_training.dual_branch import DualBranchModel
+    from ncd_training.progress import Track
+    from ncd_training.views import CachedViews, FileViews
+
+_ROTATIONS = 4
+
+
+def train_rotations(
+    model: DualBranchModel, views: FileViews, images: int, config: TrainConfig, *, track: Track
+) -> None:
+    """RotNet: trunk and tail learn to tell by which quarter turn an image was rotated. Uses no labels at all."""
+    head = nn.Linear(model.dim, _ROTATIONS).to(model.trunk.mean.device)
+    model.trunk.stages.requires_grad_(True).train()
+
+    def loss(pictures: Tensor, _rows: list[int]) -> Tensor:
+        turned = torch.cat([torch.rot90(pictures, turns, (2, 3)) for turns in range(_ROTATIONS)])
+        answers = torch.arange(_ROTATIONS, device=pictures.device).repeat_interleave(len(pictures))
+        return F.cross_entropy(head(model.branches[0].tail(model.trunk(turned)).embedding), answers)
+
+    trained = nn.ModuleList([model.trunk.stages, model.branches[0].tail, head])
+    _train(model, trained, loss, views, images, config.rotations, config, track=track, what="learning rotations")
+    model.trunk.stages.requires_grad_(False).eval()
+
+
+def train_supervised(
+    model: DualBranchModel, views: FileViews | CachedViews, labels: Tensor, config: TrainConfig, *, track: Track
+) -> None:
+    """Cross entropy on the known classes: tail and known head, on the frozen trunk."""
+    branch = model.branches[0]
+    labels = labels.to(model.trunk.mean.device)
+
+    def loss(inputs: Tensor, rows: list[int]) -> Tensor:
+        return F.cross_entropy(branch(model.to_maps(inputs)).known_logits, labels[rows])
+
+    trained = nn.ModuleList([branch.tail, branch.known_head])
+    _train(model, trained, loss, views, len(labels), config.supervised, config, track=track, what="supervised stage")
+    for other in model.branches:
+        other.known_head.load_state_dict(branch.known_head.state_dict())
+
+
+def _train(
+    model: DualBranchModel,
+    trained: nn.ModuleList,
+    loss: Callable[[Tensor, list[int]], Tensor],
+    views: FileViews | CachedViews,
+    images: int,
+    stage: StageConfig,
+    config: TrainConfig,
+    *,
+    track: Track,
+    what: str,
+) -> None:
+    """One view at a time over the first `images` images; then all branches get the first one's tail."""
+    model.branches.train()
+    plan = BatchPlan(images, 1, stage.batch, 0, seed=config.optim.seed, views=1)
+    optimizer = torch.optim.SGD(
+        trained.parameters(), stage.learning_rate, config.optim.momentum, weight_decay=5e-4, nesterov=True
+    )
+    schedule = OneCycleLR(optimizer, stage.learning_rate, total_steps=stage.epochs * len(plan))
+    loader = batches(views, plan, workers=config.data.workers)
+    for plan.epoch in track(range(stage.epochs), what, stage.epochs):
+        for requests, (inputs,) in zip(plan, loader, strict=True):
+            optimizer.zero_grad(set_to_none=True)
+            loss(model.placed(inputs), [request.index for request in requests]).backward()
+            optimizer.step()
+            schedule.step()
+    for branch in model.branches:
+        branch.tail.load_state_dict(model.branches[0].tail.state_dict())
