@@ -29,10 +29,7 @@ def make(kinds: Any = ("global", "local"), model: Any = None, labels: Any = None
 def branches() -> Modules[Branch]:
     torch.manual_seed(0)
     tail = [ConvTail(torch.nn.Conv2d(6, DIM, 1), torch.nn.ReLU()) for _ in range(2)]
-    kinds = ("global", "local")
-    return Modules(
-        Branch(part, DIM, kind=kind, known=KNOWN, novel=NOVEL) for part, kind in zip(tail, kinds, strict=True)
-    )
+    return Modules(Branch(part, DIM, known=KNOWN, novel=NOVEL) for part in tail)
 
 
 @pytest.fixture
@@ -115,9 +112,8 @@ def test_positive_and_negative_sources_can_differ(views: Any, branches: Modules[
 @pytest.mark.parametrize("sampling", ["random", "all", "cam"])
 def test_dictionary_sampling(sampling: str, views: Any, branches: Modules[Branch]) -> None:
     objective = make(model={"dictionary_sampling": sampling, "dictionary_size": 500})
-    before = 0
     objective.remember(views[0], LABELS, branches=branches, generator=torch.Generator())
-    pushed = int(objective.dictionaries[1].pushed) - before
+    pushed = int(objective.dictionaries[1].pushed)
     assert pushed == (BATCH * 9 if sampling == "all" else BATCH)
 
 

@@ -19,6 +19,10 @@ else:
     import tomli as tomllib
 
 
+# What a branch takes its pseudo labels from: whole images, or their parts.
+BranchKind = Literal["global", "local"]
+
+
 class Section(BaseModel):
     """A part of the configuration: unknown keys are errors, values never change."""
 
@@ -50,14 +54,13 @@ class ModelConfig(Section):
     """Trunk, branches and memories."""
 
     trunk: str = "resnet50"
-    weights: Path | None = None
     branches: Literal["global", "local", "global+global", "local+local", "global+local"] = "global+local"
     dictionary_size: int = Field(2048, ge=1)  # e
     dictionary_sampling: Literal["random", "all", "cam"] = "random"
     bank_size: int = Field(2048, ge=1)  # T
 
     @property
-    def branch_kinds(self) -> list[Literal["global", "local"]]:
+    def branch_kinds(self) -> list[BranchKind]:
         """The kind of each branch; the first is the one that is exported."""
         return ["global" if kind == "global" else "local" for kind in self.branches.split("+")]
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from copy import deepcopy
-from typing import Literal, NamedTuple
+from typing import NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -11,7 +11,6 @@ from torch import Tensor, nn
 from ncd_training.modules import Modules
 from ncd_training.trunk import TrunkParts
 
-BranchKind = Literal["global", "local"]
 # Maps of convolutions have four dimensions, tokens of transformers three.
 _FORMATS = {3: torch.contiguous_format, 4: torch.channels_last}
 
@@ -28,9 +27,8 @@ class BranchOutput(NamedTuple):
 class Branch(nn.Module):
     """Projection and pooling (the tail), a known head and a cluster head."""
 
-    def __init__(self, tail: nn.Module, dim: int, *, kind: BranchKind, known: int, novel: int) -> None:
+    def __init__(self, tail: nn.Module, dim: int, *, known: int, novel: int) -> None:
         super().__init__()
-        self.kind: BranchKind = kind
         self.tail = tail
         self.known_head = nn.Linear(dim, known)
         self.cluster_head = nn.Linear(dim, novel)
@@ -71,12 +69,12 @@ class Trunk(nn.Module):
 class DualBranchModel(nn.Module):
     """The trunk and its branches. The first branch is the one that is exported and served."""
 
-    def __init__(self, parts: TrunkParts, *, branches: list[BranchKind], known: int, novel: int) -> None:
+    def __init__(self, parts: TrunkParts, *, branches: int, known: int, novel: int) -> None:
         super().__init__()
         self.dim = parts.dim
         self.trunk = Trunk(parts)
         self.branches: Modules[Branch] = Modules(
-            Branch(deepcopy(parts.tail), parts.dim, kind=kind, known=known, novel=novel) for kind in branches
+            Branch(deepcopy(parts.tail), parts.dim, known=known, novel=novel) for _ in range(branches)
         )
 
     def placed(self, inputs: Tensor) -> Tensor:

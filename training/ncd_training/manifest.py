@@ -9,7 +9,6 @@ from pathlib import Path
 from ncd_serve.errors import DataError
 from ncd_serve.images import images_in
 
-LABELLED_TRAIN = "labelled-train"  # known classes, used with their labels
 UNLABELLED_TRAIN = "unlabelled-train"  # what is discovered; ACC on it is transductive
 KNOWN_TEST = "known-test"
 NOVEL_TEST = "novel-test"  # held out; ACC on it is inductive

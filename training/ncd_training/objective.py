@@ -6,8 +6,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from ncd_training.config import LossConfig, ModelConfig, PseudoLabelConfig
-from ncd_training.dual_branch import Branch, BranchKind, BranchOutput
+from ncd_training.config import BranchKind, LossConfig, ModelConfig, PseudoLabelConfig
+from ncd_training.dual_branch import Branch, BranchOutput
 from ncd_training.losses import (
     bank_log_probabilities,
     consistency,

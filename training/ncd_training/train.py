@@ -76,7 +76,7 @@ def build_state(setup: Setup) -> TrainState:
     torch.manual_seed(config.optim.seed)
     kinds = config.model.branch_kinds
     parts = build_trunk(config.model.trunk, resolution=config.data.resolution)
-    model = DualBranchModel(parts, branches=kinds, known=len(setup.manifest.known_classes), novel=setup.clusters)
+    model = DualBranchModel(parts, branches=len(kinds), known=len(setup.manifest.known_classes), novel=setup.clusters)
     objective = Objective(kinds, model.dim, model=config.model, labels=config.pseudo_labels, loss=config.loss)
     device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
     model.to(memory_format=torch.channels_last)  # type: ignore[call-overload]  # missing in torch's types
@@ -175,3 +175,6 @@ def _print_plan(setup: Setup, run: RunDir) -> None:
         highlight=False,
         soft_wrap=True,
     )
+    if not config.rotations.epochs:
+        text = "the frozen trunk has random weights: let it learn first with --set rotations.epochs=N"
+        setup.console.print(text, style="yellow", highlight=False)

@@ -32,7 +32,6 @@ class TailOutput(NamedTuple):
 class TrunkParts:
     """A network cut in two, and what its images must look like."""
 
-    whole: nn.Module
     frozen: nn.Module
     tail: nn.Module
     dim: int
@@ -89,12 +88,12 @@ class TransformerTail(nn.Module):
 def _small_resnet(_resolution: int) -> TrunkParts:
     """For images of about 32 px: trains from nothing in a minute on a CPU."""
     net = SmallResNet()
-    return TrunkParts(net, nn.Sequential(net.stem, net.layer1, net.layer2), ConvTail(net.layer3), net.dim)
+    return TrunkParts(nn.Sequential(net.stem, net.layer1, net.layer2), ConvTail(net.layer3), net.dim)
 
 
 def _cifar_resnet18(_resolution: int) -> TrunkParts:
     net = CifarResNet()
-    return TrunkParts(net, nn.Sequential(net.stem, net.layer1, net.layer2, net.layer3), ConvTail(net.layer4), 512)
+    return TrunkParts(nn.Sequential(net.stem, net.layer1, net.layer2, net.layer3), ConvTail(net.layer4), 512)
 
 
 def _torchvision_resnet(name: str) -> Callable[[int], TrunkParts]:
@@ -102,7 +101,7 @@ def _torchvision_resnet(name: str) -> Callable[[int], TrunkParts]:
         net: Any = getattr(torchvision.models, name)(weights=None)
         stem = (net.conv1, net.bn1, net.relu, net.maxpool)
         frozen = nn.Sequential(*stem, net.layer1, net.layer2, net.layer3)
-        return TrunkParts(net, frozen, ConvTail(net.layer4), net.fc.in_features)
+        return TrunkParts(frozen, ConvTail(net.layer4), net.fc.in_features)
 
     return build
 
@@ -111,13 +110,13 @@ def _efficientnet_lite0(_resolution: int) -> TrunkParts:
     net: Any = timm.create_model("tf_efficientnet_lite0", pretrained=False)
     frozen = nn.Sequential(net.conv_stem, net.bn1, *net.blocks[:-1])
     half = (0.5, 0.5, 0.5)
-    return TrunkParts(net, frozen, ConvTail(net.blocks[-1], net.conv_head, net.bn2), net.num_features, half, half)
+    return TrunkParts(frozen, ConvTail(net.blocks[-1], net.conv_head, net.bn2), net.num_features, half, half)
 
 
 def _vit_small(resolution: int) -> TrunkParts:
     net: Any = timm.create_model("vit_small_patch16_224", pretrained=False, img_size=resolution)
     tail = TransformerTail(net.blocks[-1], net.norm, net.patch_embed.grid_size)
-    return TrunkParts(net, TransformerTrunk(net), tail, net.embed_dim)
+    return TrunkParts(TransformerTrunk(net), tail, net.embed_dim)
 
 
 TRUNKS: dict[str, Callable[[int], TrunkParts]] = {

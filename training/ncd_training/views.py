@@ -43,8 +43,6 @@ class ViewRequest:
 class FileViews(Dataset[list[Tensor]]):
     """Views made from files: uint8 [3, H, W] each."""
 
-    needs_trunk = True
-
     def __init__(self, paths: Sequence[Path], data: DataConfig) -> None:
         self._paths = paths
         self._augment = build_augmentation(data.augmentation, data.resolution)
@@ -64,8 +62,6 @@ class FileViews(Dataset[list[Tensor]]):
 
 class CachedViews(Dataset[list[Tensor]]):
     """Views whose trunk maps were computed beforehand: float16 [images, K, ...] in a memory-mapped file."""
-
-    needs_trunk = False
 
     def __init__(self, path: Path) -> None:
         self._maps: NDArray[np.float16] = np.load(path, mmap_mode="r")
