@@ -57,7 +57,10 @@ def terminal_table(rows: Iterable[Prediction], *, title: str | None = None) -> T
     """A table for people."""
     table = Table(title=title, title_justify="left")
     for name in ("image", "cluster", "name", "confidence", "margin"):
-        table.add_column(name, justify="right" if name in {"cluster", "confidence", "margin"} else "left")
+        # Folded, not cut: the end of a path is what tells images apart.
+        table.add_column(
+            name, justify="right" if name in {"cluster", "confidence", "margin"} else "left", overflow="fold"
+        )
     for row in rows:
         if row.status == "error":
             table.add_row(escape(row.path), "-", f"[red]{escape(row.error or '')}[/red]", "-", "-")
