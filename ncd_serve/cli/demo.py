@@ -57,7 +57,9 @@ def _type(*words: object) -> None:
     from ncd_serve.cli.app import app
 
     _show(*words)
-    app([str(word) for word in words], standalone_mode=False)
+    # An interrupted sub-command does not raise here: Typer hands its exit code back.
+    if code := app([str(word) for word in words], standalone_mode=False):
+        raise typer.Exit(code)
 
 
 def _show(*words: object) -> None:

@@ -90,6 +90,20 @@ def test_doctor_sees_all_of_it(server: TritonServer, bundle: Path, repository: P
     assert checks[f"server grpc://{server.grpc_url}"]["found"] == "5 clusters, answers a test image"
 
 
+def test_an_interrupted_demo_ends_at_once(server: TritonServer, tmp_path: Path) -> None:
+    folder = tmp_path / "demo"
+    command = [sys.executable, "-m", "ncd_serve", "demo", "--out", str(folder)]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as process:
+        deadline = time.monotonic() + 120
+        while not (folder / "run" / "config.toml").exists() and time.monotonic() < deadline:
+            time.sleep(0.1)
+        process.send_signal(signal.SIGINT)
+        output, messages = process.communicate(timeout=60)
+    assert process.returncode == 130, messages
+    assert "evaluate" not in output and "Traceback" not in messages
+    assert not list(folder.rglob(".*")), "no half-written file"
+
+
 @pytest.mark.parametrize("sent", [signal.SIGINT, signal.SIGTERM])
 def test_serve_stops_when_told_and_leaves_nothing(server: TritonServer, repository: Path, sent: signal.Signals) -> None:
     command = [sys.executable, "-m", "ncd_serve", "serve", "--repository", str(repository)]
