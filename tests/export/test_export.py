@@ -36,7 +36,7 @@ def test_every_trunk_exports_and_answers_like_torch(name: str, glyphs: Path, tmp
     resolution = 64 if name in {"resnet18", "resnet50", "efficientnet_lite0", "vit_small"} else 32
     torch.manual_seed(0)
     parts = build_trunk(name, resolution=resolution)
-    model = DualBranchModel(parts, branches=2, known=5, novel=7).eval()
+    model = DualBranchModel(parts, known=5, novel=7).eval()
     graph = ExportGraph(model)
     write_onnx(graph, tmp_path / "model.onnx", resolution=resolution, metadata={"origin": "test"})
     spec = PreprocessSpec(resolution=resolution, resize=resolution)

@@ -5,7 +5,15 @@ import math
 
 import pytest
 import torch
-from ncd_training.losses import bank_log_probabilities, consistency, jensen_shannon, pairwise_bce, symmetric_kl
+from ncd_training.losses import (
+    bank_log_probabilities,
+    consistency,
+    jensen_shannon,
+    pairwise_bce,
+    squared_distance,
+    symmetric_kl,
+    uniform_divergence,
+)
 
 P, Q = torch.tensor([[0.5, 0.5]]), torch.tensor([[0.9, 0.1]])
 
@@ -65,3 +73,24 @@ def test_distillation_moves_both_branches_and_vanishes_when_they_agree(divergenc
 
 def test_consistency_is_the_mean_over_images_and_classes() -> None:
     assert consistency(P, Q).item() == pytest.approx((0.4**2 + 0.4**2) / 2)
+
+
+def test_bank_distribution_with_the_other_view_in_front() -> None:
+    # cosines of (3, 4): 0.8 with the other view (0, 5), 0.6 with the bank's (1, 0)
+    logs = bank_log_probabilities(
+        torch.tensor([[3.0, 4.0]]), torch.tensor([[1.0, 0.0]]), 0.2, positive=torch.tensor([[0.0, 5.0]])
+    )
+    assert logs.exp()[0].tolist() == pytest.approx([math.e / (1 + math.e), 1 / (1 + math.e)])
+
+
+def test_the_paper_s_squared_distance_sums_over_classes() -> None:
+    assert squared_distance(P, Q).item() == pytest.approx(0.4**2 + 0.4**2)
+
+
+def test_uniform_divergence_looks_at_the_batch_mean() -> None:
+    confident = torch.tensor([[50.0, 0.0], [0.0, 50.0]])  # two certain answers that use both clusters alike
+    assert uniform_divergence(confident).item() == pytest.approx(0, abs=1e-6)
+    one_cluster = torch.tensor([[50.0, 0.0], [50.0, 0.0]])
+    assert uniform_divergence(one_cluster).item() == pytest.approx(math.log(2), abs=1e-5)
+    skewed = torch.tensor([[0.9, 0.1], [0.7, 0.3]]).log()  # mean 0.8, 0.2
+    assert uniform_divergence(skewed).item() == pytest.approx(0.8 * math.log(1.6) + 0.2 * math.log(0.4), rel=1e-5)

@@ -2,14 +2,12 @@ import math
 
 import pytest
 from ncd_training.config import LossConfig, OptimConfig
-from ncd_training.schedule import consistency_weight, learning_rate
+from ncd_training.schedule import learning_rate, ramp_up
 
 
-@pytest.mark.parametrize(
-    ("epoch", "weight"), [(0, 50 * math.exp(-5)), (75, 50 * math.exp(-1.25)), (150, 50), (199, 50)]
-)
-def test_consistency_ramps_up(epoch: int, weight: float) -> None:
-    assert consistency_weight(LossConfig(), epoch) == pytest.approx(weight)
+@pytest.mark.parametrize(("epoch", "ramp"), [(0, math.exp(-5)), (75, math.exp(-1.25)), (150, 1), (199, 1)])
+def test_the_run_warms_up(epoch: int, ramp: float) -> None:
+    assert ramp_up(LossConfig(), epoch) == pytest.approx(ramp)
 
 
 def test_learning_rate_falls_at_each_milestone() -> None:

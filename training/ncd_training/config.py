@@ -21,6 +21,7 @@ else:
 
 # What a branch takes its pseudo labels from: whole images, or their parts.
 BranchKind = Literal["global", "local"]
+HeadKind = Literal["separate", "joint", "open_world"]
 
 
 class Section(BaseModel):
@@ -54,9 +55,18 @@ class ModelConfig(Section):
     """Trunk, branches and memories."""
 
     trunk: str = "resnet50"
+    weights: Path | None = None  # file or run directory that trunk and tail start from; None: random
+    # Normalisation of pixels in 0 to 1; None: the weight file's own if it says, else the trunk's.
+    mean: tuple[float, float, float] | None = None
+    std: tuple[float, float, float] | None = None
     branches: Literal["global", "local", "global+global", "local+local", "global+local"] = "global+local"
+    # joint: the known head also has the novel classes (RankStat's incremental head), so it can tell known from new.
+    # open_world: one head for known and novel classes, for piles that hold both.
+    heads: HeadKind = "separate"
+    cosine_heads: bool = False  # heads compare directions, logits 10 cos (open world's first regulariser)
     dictionary_size: int = Field(2048, ge=1)  # e
     dictionary_sampling: Literal["random", "all", "cam"] = "random"
+    dictionary_border: bool = True  # False: the outermost parts of maps larger than 4x4 are left out
     bank_size: int = Field(2048, ge=1)  # T
 
     @property
@@ -86,8 +96,22 @@ class LossConfig(Section):
     consistency: bool = True
     divergence: Literal["symmetric_kl", "jensen_shannon"] = "symmetric_kl"
     temperature: float = 0.07  # tau
+    bank_positive: bool = False  # the image's own other view joins the bank, as in the released code
+    # mean: both heads, all images, mean over classes (lambda was tuned on it). paper: the known head on labelled and
+    # the cluster head on unlabelled images, sum over classes.
+    consistency_form: Literal["mean", "paper"] = "mean"
     consistency_weight: float = 50.0  # lambda
     ramp_epochs: int = Field(150, ge=1)  # r
+    balance_weight: float = Field(0.0, ge=0)  # mean prediction towards uniform (open world's second regulariser)
+    joint_weight: float = Field(0.05, ge=0)  # of the joint head's cross entropy on unlabelled images
+
+
+class CompatConfig(Section):
+    """Where the released code departs from the paper, for study."""
+
+    local_head_input: Literal["own", "global"] = "own"  # global: later branches' heads read the first one's embedding
+    local_views: Literal["two", "one"] = "two"  # one: later branches' pairs compare the first view with itself
+    trunk_batch_norm: Literal["eval", "train"] = "eval"  # train: the frozen trunk's statistics drift
 
 
 class StageConfig(Section):
@@ -118,6 +142,7 @@ class TrainConfig(Section):
     model: ModelConfig = ModelConfig()
     pseudo_labels: PseudoLabelConfig = PseudoLabelConfig()
     loss: LossConfig = LossConfig()
+    compat: CompatConfig = CompatConfig()
     rotations: StageConfig = StageConfig()  # self-supervision of trunk and tail, when there are no weights to load
     supervised: StageConfig = StageConfig()  # cross entropy on the known classes, trunk frozen
     optim: OptimConfig = OptimConfig()

@@ -6,8 +6,10 @@ from copy import deepcopy
 from typing import NamedTuple
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor, nn
 
+from ncd_training.config import CompatConfig, HeadKind, ModelConfig
 from ncd_training.modules import Modules
 from ncd_training.trunk import TrunkParts
 
@@ -20,28 +22,68 @@ class BranchOutput(NamedTuple):
 
     parts: Tensor  # [B, d, h, w]
     embedding: Tensor  # [B, d]
-    known_logits: Tensor  # [B, C_known]
-    cluster_logits: Tensor  # [B, C_novel]
+    known_logits: Tensor  # [B, C_known], with a joint or open-world head [B, C_known + C_novel]
+    cluster_logits: Tensor  # [B, C_novel], with an open-world head the same as known_logits
+
+
+class CosineHead(nn.Linear):
+    """Compares directions: logits are 10 times the cosine of embedding and class weights (ORCA's regulariser)."""
+
+    SCALE = 10.0
+
+    def __init__(self, dim: int, classes: int) -> None:
+        super().__init__(dim, classes, bias=False)
+
+    def forward(self, embedding: Tensor) -> Tensor:
+        """Embedding [B, d] to logits [B, classes]."""
+        return self.SCALE * F.linear(F.normalize(embedding, dim=1), F.normalize(self.weight, dim=1))
 
 
 class Branch(nn.Module):
-    """Projection and pooling (the tail), a known head and a cluster head."""
+    """Projection and pooling (the tail), a known head and a cluster head; one head for both in an open world."""
 
-    def __init__(self, tail: nn.Module, dim: int, *, known: int, novel: int) -> None:
+    def __init__(
+        self,
+        tail: nn.Module,
+        dim: int,
+        *,
+        known: int,
+        novel: int,
+        heads: HeadKind = "separate",
+        cosine: bool = False,
+    ) -> None:
         super().__init__()
-        self.tail = tail
-        self.known_head = nn.Linear(dim, known)
-        self.cluster_head = nn.Linear(dim, novel)
+        self.tail, self.known = tail, known
+        build = CosineHead if cosine else nn.Linear
+        known_width = known + novel if heads == "joint" else known
+        self.known_head = None if heads == "open_world" else build(dim, known_width)
+        self.cluster_head = build(dim, known + novel if heads == "open_world" else novel)
+        self.lower_novel_biases()
 
-    def forward(self, maps: Tensor) -> BranchOutput:
-        """Trunk maps to parts, embedding and both heads' logits."""
+    @property
+    def labelled_head(self) -> nn.Linear:
+        """The head that is taught the known classes."""
+        return self.known_head or self.cluster_head
+
+    def forward(self, maps: Tensor, head_input: Tensor | None = None) -> BranchOutput:
+        """Trunk maps to parts, embedding and both heads' logits. `head_input` [B, d]: what the heads read instead."""
         parts, embedding = self.tail(maps)
-        return BranchOutput(parts, embedding, self.known_head(embedding), self.cluster_head(embedding))
+        features = embedding if head_input is None else head_input
+        cluster_logits = self.cluster_head(features)
+        known_logits = cluster_logits if self.known_head is None else self.known_head(features)
+        return BranchOutput(parts, embedding, known_logits, cluster_logits)
 
     def class_weights(self, output: BranchOutput, labels: Tensor) -> Tensor:
         """Head weights [B, d] of each image's class: the labelled ones' own, the others' likeliest cluster."""
         clusters = output.cluster_logits[len(labels) :].argmax(dim=1)
-        return torch.cat([self.known_head.weight[labels], self.cluster_head.weight[clusters]])
+        return torch.cat([self.labelled_head.weight[labels], self.cluster_head.weight[clusters]])
+
+    @torch.no_grad()
+    def lower_novel_biases(self) -> None:
+        """A joint head starts without a preference for novel classes: their biases are the lowest known one less 1."""
+        bias = None if self.known_head is None else self.known_head.bias
+        if bias is not None:
+            bias[self.known :] = bias[: self.known].min() - 1.0
 
 
 class Trunk(nn.Module):
@@ -50,16 +92,17 @@ class Trunk(nn.Module):
     mean: Tensor
     std: Tensor
 
-    def __init__(self, parts: TrunkParts) -> None:
+    def __init__(self, parts: TrunkParts, *, batch_norm_drifts: bool = False) -> None:
         super().__init__()
+        self._batch_norm_drifts = batch_norm_drifts
         self.stages = parts.frozen.requires_grad_(False)
         self.register_buffer("mean", torch.tensor(parts.mean).view(1, 3, 1, 1) * 255.0)
         self.register_buffer("std", torch.tensor(parts.std).view(1, 3, 1, 1) * 255.0)
         self.eval()
 
     def train(self, mode: bool = True) -> Trunk:
-        """Ignore `mode`: a frozen trunk whose batch norm drifts is not frozen."""
-        return super().train(False)
+        """Ignore `mode`: a frozen trunk whose batch norm drifts is not frozen (the released code's is, see compat)."""
+        return super().train(mode and self._batch_norm_drifts)
 
     def forward(self, images: Tensor) -> Tensor:
         """uint8 images [B, 3, H, W] to maps."""
@@ -69,12 +112,25 @@ class Trunk(nn.Module):
 class DualBranchModel(nn.Module):
     """The trunk and its branches. The first branch is the one that is exported and served."""
 
-    def __init__(self, parts: TrunkParts, *, branches: int, known: int, novel: int) -> None:
+    def __init__(
+        self,
+        parts: TrunkParts,
+        *,
+        known: int,
+        novel: int,
+        model: ModelConfig | None = None,
+        compat: CompatConfig | None = None,
+    ) -> None:
         super().__init__()
+        model, compat = model or ModelConfig(), compat or CompatConfig()
         self.dim = parts.dim
-        self.trunk = Trunk(parts)
+        self.first_feeds_heads = compat.local_head_input == "global"
+        self.trunk = Trunk(parts, batch_norm_drifts=compat.trunk_batch_norm == "train")
         self.branches: Modules[Branch] = Modules(
-            Branch(deepcopy(parts.tail), parts.dim, known=known, novel=novel) for _ in range(branches)
+            Branch(
+                deepcopy(parts.tail), parts.dim, known=known, novel=novel, heads=model.heads, cosine=model.cosine_heads
+            )
+            for _ in model.branch_kinds
         )
 
     def placed(self, inputs: Tensor) -> Tensor:
@@ -90,4 +146,6 @@ class DualBranchModel(nn.Module):
 
     def forward(self, maps: Tensor) -> list[BranchOutput]:
         """Trunk maps to one output for each branch."""
-        return [branch(maps) for branch in self.branches]
+        first = self.branches[0](maps)
+        head_input = first.embedding if self.first_feeds_heads else None
+        return [first, *(branch(maps, head_input) for branch in list(self.branches)[1:])]

@@ -9,7 +9,7 @@ from torch import Tensor
 
 from ncd_training.dual_branch import BranchOutput
 from ncd_training.randomness import generator_for
-from ncd_training.schedule import consistency_weight, learning_rate
+from ncd_training.schedule import learning_rate, ramp_up
 
 if TYPE_CHECKING:
     from torch.utils.data import DataLoader
@@ -28,14 +28,14 @@ def train_epoch(
     plan.epoch = state.epoch
     for group in state.optimizer.param_groups:
         group["lr"] = learning_rate(config.optim, state.epoch)
-    weight = consistency_weight(config.loss, state.epoch)
+    ramp = ramp_up(config.loss, state.epoch)
     state.model.train()
     totals: dict[str, float] = {}
     # The plan is a function of the epoch: iterated beside its loader, it tells which images a batch holds.
     for step, (requests, views) in enumerate(zip(plan, loader, strict=True)):
         rows = [request.index for request in requests[: config.optim.labelled_batch]]
         generator = generator_for(config.optim.seed, _PARTS, state.epoch, step)
-        terms = train_step(state, views, labels[rows], consistency_weight=weight, generator=generator)
+        terms = train_step(state, views, labels[rows], ramp=ramp, generator=generator)
         for name, value in terms.items():
             totals[name] = totals.get(name, 0.0) + value / len(plan)
     state.epoch += 1
@@ -47,14 +47,14 @@ def train_step(
     views: list[Tensor],
     labels: Tensor,
     *,
-    consistency_weight: float,
+    ramp: float,
     generator: torch.Generator,
 ) -> dict[str, float]:
     """Two views of a batch, labelled images first, to one update of the branches."""
     model, objective = state.model, state.objective
     first, second = split_views(model(model.to_maps(model.placed(torch.cat(views)))))
     labels = labels.to(model.trunk.mean.device)
-    terms = objective(first, second, labels, consistency_weight=consistency_weight)
+    terms = objective(first, second, labels, ramp=ramp)
     state.optimizer.zero_grad(set_to_none=True)
     torch.stack(list(terms.values())).sum().backward()
     state.optimizer.step()

@@ -22,12 +22,18 @@ def pairwise_bce(first: Tensor, second: Tensor, positive: Tensor, negative: Tens
     return -(positive * agreement.log() + (1.0 - negative) * (1.0 - agreement).log()).mean()
 
 
-def bank_log_probabilities(features: Tensor, bank: Tensor, temperature: float) -> Tensor:
+def bank_log_probabilities(
+    features: Tensor, bank: Tensor, temperature: float, *, positive: Tensor | None = None
+) -> Tensor:
     """Log of how an image spreads over the bank's images: log softmax(z·b / tau), [M, d] and [T, d] to [M, T].
 
-    Both sides are L2-normalised: raw features of 2048 dimensions saturate the softmax at tau = 0.07.
+    Both sides are L2-normalised: raw features of 2048 dimensions saturate the softmax at tau = 0.07. `positive` [M, d]:
+    features of the same images' other view, which become column 0 (the released code).
     """
-    logits = F.normalize(features, dim=1) @ F.normalize(bank, dim=1).T
+    directions = F.normalize(features, dim=1)
+    logits = directions @ F.normalize(bank, dim=1).T
+    if positive is not None:
+        logits = torch.cat([(directions * F.normalize(positive, dim=1)).sum(dim=1, keepdim=True), logits], dim=1)
     return F.log_softmax(logits / temperature, dim=1)
 
 
@@ -46,3 +52,14 @@ def jensen_shannon(log_p: Tensor, log_q: Tensor) -> Tensor:
 def consistency(first: Tensor, second: Tensor) -> Tensor:
     """Mean squared difference of the softmax outputs of two views, over images and classes (Eq. 8)."""
     return F.mse_loss(first, second)
+
+
+def squared_distance(first: Tensor, second: Tensor) -> Tensor:
+    """Squared distance of the softmax outputs of two views, mean over images: the paper's own form of Eq. 8."""
+    return (first - second).square().sum(dim=1).mean()
+
+
+def uniform_divergence(logits: Tensor) -> Tensor:
+    """KL divergence of the batch's mean prediction from uniform: 0 when all clusters are used alike (ORCA)."""
+    mean = logits.softmax(dim=1).mean(dim=0)
+    return (mean * mean.clamp_min(_EPSILON).log()).sum() + math.log(logits.shape[1])

@@ -2,97 +2,98 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from ncd_training.config import BranchKind, LossConfig, ModelConfig, PseudoLabelConfig
+from ncd_training.config import CompatConfig, LossConfig, ModelConfig, PseudoLabelConfig
 from ncd_training.dual_branch import Branch, BranchOutput
 from ncd_training.losses import (
     bank_log_probabilities,
     consistency,
     jensen_shannon,
     pairwise_bce,
+    squared_distance,
     symmetric_kl,
+    uniform_divergence,
 )
 from ncd_training.modules import Modules
-from ncd_training.part_sampling import all_parts, cam_parts, random_parts
-from ncd_training.queues import FeatureBanks, PartDictionary
-from ncd_training.ranking import cosine_scores, ranking_scores
+from ncd_training.pseudo_labels import PseudoLabels
+from ncd_training.queues import FeatureBanks
 
 
 class Objective(nn.Module):
     """All terms for a batch whose labelled images come first. Holds the part dictionaries and the feature banks."""
 
     def __init__(
-        self, kinds: list[BranchKind], dim: int, *, model: ModelConfig, labels: PseudoLabelConfig, loss: LossConfig
+        self,
+        dim: int,
+        *,
+        model: ModelConfig,
+        labels: PseudoLabelConfig,
+        loss: LossConfig,
+        compat: CompatConfig | None = None,
     ) -> None:
         super().__init__()
-        self.kinds, self.label_config, self.loss = kinds, labels, loss
-        self.sampling = model.dictionary_sampling
-        self.banks = FeatureBanks(model.bank_size, dim, branches=len(kinds))
-        self.dictionaries: Modules[PartDictionary] = Modules(PartDictionary(model.dictionary_size, dim) for _ in kinds)
+        self.kinds, self.heads = model.branch_kinds, model.heads
+        self.loss, self.compat = loss, compat or CompatConfig()
+        self.pseudo_labels: Modules[PseudoLabels] = Modules(
+            PseudoLabels(kind, dim, model=model, labels=labels) for kind in self.kinds
+        )
+        self.banks = FeatureBanks(model.bank_size, dim, branches=len(self.kinds))
 
     def forward(
-        self, first: list[BranchOutput], second: list[BranchOutput], labels: Tensor, *, consistency_weight: float
+        self, first: list[BranchOutput], second: list[BranchOutput], labels: Tensor, *, ramp: float
     ) -> dict[str, Tensor]:
-        """The terms by name; their sum is minimised. `labels` [N] are those of the first N images."""
-        n = len(labels)
+        """The terms by name; their sum is minimised.
+
+        `labels` [N] are those of the first N images. `ramp` grows from 0 to 1 as the run warms up (Eq. 10).
+        """
+        n, loss = len(labels), self.loss
         pairs = list(zip(first, second, strict=True))
         terms: dict[str, Tensor] = {}
-        if self.loss.pairwise:
+        if loss.pairwise:
             for number, (a, b) in enumerate(pairs):
-                clusters = a.cluster_logits[n:].softmax(1), b.cluster_logits[n:].softmax(1)
-                terms[f"pairwise_{self.branch_name(number)}"] = pairwise_bce(
-                    *clusters, *self.pseudo_labels(number, a, n)
-                )
-        if self.loss.distillation and len(pairs) == 2 and len(self.banks.filled[0]):
-            divergence = symmetric_kl if self.loss.divergence == "symmetric_kl" else jensen_shannon
-            terms["distillation"] = divergence(
-                *(
-                    bank_log_probabilities(a.embedding[n:], bank, self.loss.temperature)
-                    for a, bank in zip(first, self.banks.filled, strict=True)
-                )
-            )
-        if self.loss.cross_entropy:
-            terms["cross_entropy"] = torch.stack([F.cross_entropy(a.known_logits[:n], labels) for a in first]).sum()
-        if self.loss.consistency:
-            terms["consistency"] = (
-                consistency_weight
-                * torch.stack(
-                    [
-                        consistency(a.known_logits.softmax(1), b.known_logits.softmax(1))
-                        + consistency(a.cluster_logits.softmax(1), b.cluster_logits.softmax(1))
-                        for a, b in pairs
-                    ]
-                ).sum()
-            )
+                terms[f"pairwise_{self.branch_name(number)}"] = self._pairwise(number, a, b, n)
+        if loss.distillation and len(pairs) == 2 and len(self.banks.filled[0]):
+            terms["distillation"] = self._distillation(first, second, n)
+        if loss.cross_entropy:
+            terms["cross_entropy"] = _total(F.cross_entropy(a.known_logits[:n], labels) for a in first)
+        if loss.consistency:
+            terms["consistency"] = loss.consistency_weight * ramp * _total(self._consistency(a, b, n) for a, b in pairs)
+        if loss.balance_weight:
+            terms["balance"] = loss.balance_weight * _total(uniform_divergence(a.cluster_logits) for a in first)
+        if self.heads == "joint":
+            terms["joint"] = loss.joint_weight * ramp * _total(_joint(a, n) for a in first)
         return terms
 
-    def pseudo_labels(self, number: int, output: BranchOutput, n: int) -> tuple[Tensor, Tensor]:
-        """Which pairs of the unlabelled images should agree, and which source says that they should differ."""
-        own = self.kinds[number]
-        sources = [
-            own if name == "own" else name for name in (self.label_config.positives, self.label_config.negatives)
+    def _pairwise(self, number: int, a: BranchOutput, b: BranchOutput, n: int) -> Tensor:
+        other = a if number and self.compat.local_views == "one" else b
+        positive, negative = self.pseudo_labels[number](a, n)
+        return pairwise_bce(a.cluster_logits[n:].softmax(1), other.cluster_logits[n:].softmax(1), positive, negative)
+
+    def _distillation(self, first: list[BranchOutput], second: list[BranchOutput], n: int) -> Tensor:
+        spreads = [
+            bank_log_probabilities(
+                a.embedding[n:],
+                bank,
+                self.loss.temperature,
+                positive=b.embedding[n:].detach() if self.loss.bank_positive else None,
+            )
+            for a, b, bank in zip(first, second, self.banks.filled, strict=True)
         ]
-        scores = {kind: self._scores(kind, number, output, n) for kind in set(sources)}
-        return scores[sources[0]], scores[sources[1]]
+        divergence = symmetric_kl if self.loss.divergence == "symmetric_kl" else jensen_shannon
+        return divergence(*spreads)
 
-    def _scores(self, kind: BranchKind, number: int, output: BranchOutput, n: int) -> Tensor:
-        if kind == "global":
-            features, top_k = output.embedding[n:].detach(), self.label_config.global_top_k
-        else:
-            features, top_k = self._describe(number, output.parts.detach(), n), self.label_config.local_top_k
-        if self.label_config.score == "ranking":
-            return ranking_scores(features, top_k=top_k, hard=self.label_config.hard)
-        return cosine_scores(features, threshold=self.label_config.cosine_threshold if self.label_config.hard else None)
-
-    def _describe(self, number: int, parts: Tensor, n: int) -> Tensor:
-        dictionary = self.dictionaries[number]
-        if not len(dictionary.filled):
-            # Nothing to compare with in the very first step: the batch's own mean parts stand in.
-            dictionary.push(parts.mean(dim=(2, 3)))
-        return dictionary.describe(parts[n:])
+    def _consistency(self, a: BranchOutput, b: BranchOutput, n: int) -> Tensor:
+        known = a.known_logits.softmax(1), b.known_logits.softmax(1)
+        clusters = a.cluster_logits.softmax(1), b.cluster_logits.softmax(1)
+        if self.loss.consistency_form == "paper":
+            return squared_distance(known[0][:n], known[1][:n]) + squared_distance(clusters[0][n:], clusters[1][n:])
+        # An open world has one head: it is counted once.
+        return consistency(*clusters) + (consistency(*known) if self.heads != "open_world" else 0.0)
 
     @torch.no_grad()
     def remember(
@@ -100,15 +101,20 @@ class Objective(nn.Module):
     ) -> None:
         """Enqueue this step's features, after they were compared with the past (all banks together)."""
         self.banks.push([output.embedding for output in first])
-        for dictionary, branch, output in zip(self.dictionaries, branches, first, strict=True):
-            if self.sampling == "random":
-                dictionary.push(random_parts(output.parts, generator))
-            elif self.sampling == "all":
-                dictionary.push(all_parts(output.parts))
-            else:
-                dictionary.push(cam_parts(output.parts, branch.class_weights(output, labels)))
+        for judge, branch, output in zip(self.pseudo_labels, branches, first, strict=True):
+            judge.remember(output, labels, branch=branch, generator=generator)
 
     def branch_name(self, number: int) -> str:
         """`global`, `local`, or `global2` for the second of a kind."""
         earlier = self.kinds[:number].count(self.kinds[number])
         return f"{self.kinds[number]}{earlier + 1 if earlier else ''}"
+
+
+def _joint(output: BranchOutput, n: int) -> Tensor:
+    """RankStat's incremental head: on unlabelled images it learns what the cluster head says, as classes of its own."""
+    known = output.known_logits.shape[1] - output.cluster_logits.shape[1]
+    return F.cross_entropy(output.known_logits[n:], known + output.cluster_logits[n:].argmax(dim=1))
+
+
+def _total(terms: Iterable[Tensor]) -> Tensor:
+    return torch.stack(list(terms)).sum()

@@ -1,4 +1,4 @@
-"""Learning rate and consistency weight as functions of the epoch, counted from 0."""
+"""Learning rate and warm-up as functions of the epoch, counted from 0."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ def learning_rate(optim: OptimConfig, epoch: int) -> float:
     return optim.learning_rate * 0.1 ** sum(epoch >= milestone for milestone in optim.milestones)
 
 
-def consistency_weight(loss: LossConfig, epoch: int) -> float:
-    """Ramp-up w(t) = lambda * exp(-5 (1 - t/r)^2), full from epoch r on (Eq. 10)."""
+def ramp_up(loss: LossConfig, epoch: int) -> float:
+    """exp(-5 (1 - t/r)^2), 1 from epoch r on (Eq. 10)."""
     progress = min(epoch, loss.ramp_epochs) / loss.ramp_epochs
-    return loss.consistency_weight * math.exp(-5.0 * (1.0 - progress) ** 2)
+    return math.exp(-5.0 * (1.0 - progress) ** 2)

@@ -50,12 +50,13 @@ def train_supervised(
     labels = labels.to(model.trunk.mean.device)
 
     def loss(inputs: Tensor, rows: list[int]) -> Tensor:
-        return F.cross_entropy(branch(model.to_maps(inputs)).known_logits, labels[rows])
+        return F.cross_entropy(branch(model.to_maps(inputs)).known_logits[:, : branch.known], labels[rows])
 
-    trained = nn.ModuleList([branch.tail, branch.known_head])
+    trained = nn.ModuleList([branch.tail, branch.labelled_head])
     _train(model, trained, loss, views, len(labels), config.supervised, config, track=track, what="supervised stage")
+    branch.lower_novel_biases()
     for other in model.branches:
-        other.known_head.load_state_dict(branch.known_head.state_dict())
+        other.labelled_head.load_state_dict(branch.labelled_head.state_dict())
 
 
 def _train(

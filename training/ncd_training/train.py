@@ -74,10 +74,12 @@ def build_state(setup: Setup) -> TrainState:
     """Model, memories and optimiser of a configuration, before any training."""
     config = setup.config
     torch.manual_seed(config.optim.seed)
-    kinds = config.model.branch_kinds
     parts = build_trunk(config.model.trunk, resolution=config.data.resolution)
-    model = DualBranchModel(parts, branches=len(kinds), known=len(setup.manifest.known_classes), novel=setup.clusters)
-    objective = Objective(kinds, model.dim, model=config.model, labels=config.pseudo_labels, loss=config.loss)
+    known = len(setup.manifest.known_classes)
+    model = DualBranchModel(parts, known=known, novel=setup.clusters, model=config.model, compat=config.compat)
+    objective = Objective(
+        model.dim, model=config.model, labels=config.pseudo_labels, loss=config.loss, compat=config.compat
+    )
     device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
     model.to(memory_format=torch.channels_last)  # type: ignore[call-overload]  # missing in torch's types
     model.to(device)
