@@ -12,7 +12,7 @@ import time
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
-from ncd_training.config import resolve_config
+from ncd_training.resolve import resolve_config
 from ncd_training.glyphs import write_glyphs
 from ncd_training.run_dir import RunDir
 from ncd_training.setup import prepare
@@ -26,7 +26,7 @@ LEAST_ACC, LEAST_LEAD = 0.90, 0.05
 def accuracies(seed: int, folder: Path, console: Console) -> dict[str, float]:
     """Train with a seed; ACC by what was measured."""
     root = write_glyphs(folder / "data", seed=seed)
-    config = resolve_config(recipe="glyphs", overrides={"data.root": str(root), "optim.seed": seed})
+    config = resolve_config(recipes=["glyphs"], overrides={"data.root": str(root), "optim.seed": seed})
     setup = prepare(config, console)
     run = RunDir.create(folder / "run", setup.config)
     train(setup, run)

@@ -9,8 +9,8 @@ from typing import Annotated, Any
 import typer
 
 from ncd_serve.cli import extras
+from ncd_serve.cli.config import ConfigFile, Recipes, Settings, resolve
 from ncd_serve.cli.console import messages, out
-from ncd_serve.errors import UsageError
 
 
 def train(
@@ -19,9 +19,12 @@ def train(
     labelled: Annotated[Path | None, typer.Option(help="Your images: one folder for each known class.")] = None,
     unlabelled: Annotated[Path | None, typer.Option(help="Your images that nobody named, flat or nested.")] = None,
     novel_classes: Annotated[int | None, typer.Option(min=2, help="How many clusters to find.")] = None,
-    recipe: Annotated[str | None, typer.Option(help="Settings to start from; default: the dataset's own.")] = None,
-    config: Annotated[Path | None, typer.Option(help="A TOML file with settings.")] = None,
-    set_: Annotated[list[str] | None, typer.Option("--set", help="One setting: section.key=value.")] = None,
+    weights: Annotated[
+        Path | None, typer.Option(help="Weights to start from: MoCo v2, RotNet, torchvision, timm, DINO, or a run.")
+    ] = None,
+    recipe: Recipes = None,
+    config: ConfigFile = None,
+    set_: Settings = None,
     seed: Annotated[int | None, typer.Option(help="Seed of all random choices.")] = None,
     output: Annotated[Path | None, typer.Option("--out", help="Run directory; default runs/<dataset>-<time>.")] = None,
     resume: Annotated[Path | None, typer.Option(help="Go on with an interrupted run.")] = None,
@@ -37,12 +40,14 @@ def train(
             "data.labelled": labelled and str(labelled.absolute()),
             "data.unlabelled": unlabelled and str(unlabelled.absolute()),
             "data.novel_classes": novel_classes,
+            "model.weights": weights and str(weights.absolute()),
             "optim.seed": seed,
         }
-        settings = _resolve(
-            recipe, config, set_ or [], {key: value for key, value in flags.items() if value is not None}
-        )
+        settings = resolve(recipe, config, set_, flags)
+        if settings.model.weights is not None:
+            _load("run_dir").weights_path(settings.model.weights)
         setup = _load("setup").prepare(settings, messages)
+        _load("weights").check_weights(setup.config)
         folder = output or Path("runs") / _load("run_dir").default_run_name(setup.manifest.name)
         run = _load("run_dir").RunDir.create(folder, setup.config)
         _load("train").train(setup, run)
@@ -77,14 +82,3 @@ def open_run(path: Path) -> tuple[Any, Any]:
 
 def _load(module: str) -> Any:
     return extras.load(f"ncd_training.{module}", extra="train")
-
-
-def _resolve(recipe: str | None, config: Path | None, settings: list[str], flags: dict[str, Any]) -> Any:
-    configuration = _load("config")
-    dataset = flags.get("data.dataset")
-    if dataset is not None and ("data.labelled" in flags or "data.unlabelled" in flags):
-        raise UsageError("a named dataset and own folders cannot be mixed", hint="drop --dataset, or the folders")
-    if recipe is None and dataset in configuration.recipe_names():
-        recipe = dataset
-    overrides = {**flags, **dict(configuration.parse_override(text) for text in settings)}
-    return configuration.resolve_config(recipe=recipe, config_file=config, overrides=overrides)

@@ -1,7 +1,7 @@
 from pathlib import Path
 
 import pytest
-from ncd_training.config import parse_override, recipe_names, resolve_config
+from ncd_training.resolve import config_layers, origins, parse_override, recipe_for, recipe_names, resolve_config
 
 from ncd_serve.errors import UsageError
 
@@ -9,16 +9,16 @@ from ncd_serve.errors import UsageError
 def test_later_sources_win(tmp_path: Path) -> None:
     file = tmp_path / "own.toml"
     file.write_text("[optim]\nepochs = 7\nlearning_rate = 0.5\n")
-    config = resolve_config(recipe="glyphs", config_file=file, overrides={"optim.epochs": 3})
+    config = resolve_config(recipes=["glyphs"], config_file=file, overrides={"optim.epochs": 3})
     assert (config.optim.epochs, config.optim.learning_rate, config.data.dataset) == (3, 0.5, "glyphs")
 
 
 @pytest.mark.parametrize("recipe", recipe_names())
 def test_every_recipe_reads_back_what_it_resolves_to(recipe: str, tmp_path: Path) -> None:
-    config = resolve_config(recipe=recipe)
+    config = resolve_config(recipes=[recipe])
     file = tmp_path / "config.toml"
     file.write_text(config.to_toml())
-    assert resolve_config(recipe=None, config_file=file) == config
+    assert resolve_config(config_file=file) == config
 
 
 @pytest.mark.parametrize(
@@ -32,7 +32,7 @@ def test_every_recipe_reads_back_what_it_resolves_to(recipe: str, tmp_path: Path
 )
 def test_what_is_unknown_or_wrong_is_refused(overrides: dict[str, object], message: str, hint: str) -> None:
     with pytest.raises(UsageError, match=message) as caught:
-        resolve_config(recipe="glyphs", overrides=overrides)
+        resolve_config(recipes=["glyphs"], overrides=overrides)
     assert hint in (caught.value.hint or "")
 
 
@@ -46,5 +46,33 @@ def test_overrides_are_toml_values_or_words() -> None:
 
 def test_unknown_recipe_names_a_near_one() -> None:
     with pytest.raises(UsageError) as caught:
-        resolve_config(recipe="glyph")
+        resolve_config(recipes=["glyph"])
     assert caught.value.hint == "did you mean 'glyphs'?"
+
+
+def test_variants_lie_on_top_of_the_dataset_s_recipe() -> None:
+    paper, quick = (resolve_config(recipes=["cub200", name]) for name in ("paper", "quick"))
+    assert paper == resolve_config(recipes=["cub200"])
+    assert quick.data.dataset == "cub200"
+    assert quick.optim.epochs < paper.optim.epochs
+
+
+def test_every_value_knows_where_it_came_from(tmp_path: Path) -> None:
+    file = tmp_path / "own.toml"
+    file.write_text("[optim]\nepochs = 7\n")
+    layers = config_layers(recipes=["glyphs"], config_file=file, overrides={"optim.seed": 3})
+    found = origins(layers)
+    assert found["data.dataset"] == "recipe glyphs"
+    assert found["optim.epochs"] == str(file)
+    assert found["optim.seed"] == "command line"
+    assert "optim.momentum" not in found
+
+
+def test_a_dataset_has_its_own_recipe_or_its_family_s() -> None:
+    assert recipe_for("cub200") == "cub200"
+    assert recipe_for("nothing") is None
+
+
+def test_a_drifting_trunk_cannot_be_cached() -> None:
+    with pytest.raises(UsageError, match="cache_views"):
+        resolve_config(overrides={"compat.trunk_batch_norm": "train", "data.cache_views": 4})

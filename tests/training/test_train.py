@@ -12,8 +12,10 @@ import pytest
 import torch
 from ncd_training import setup
 from ncd_training import train as training
-from ncd_training.config import StageConfig, TrainConfig, parse_override, resolve_config
+from ncd_training.config import StageConfig, TrainConfig
+from ncd_training.resolve import parse_override, resolve_config
 from ncd_training.run_dir import RunDir
+from ncd_training.weights import initial_trunk
 from rich.console import Console
 from safetensors.torch import load_file
 
@@ -29,7 +31,7 @@ def config(glyphs: Path, tiny_settings: list[str]) -> TrainConfig:
 
 def make_config(glyphs: Path, tiny_settings: list[str], **more: Any) -> TrainConfig:
     settings = dict(parse_override(text) for text in tiny_settings[1::2])
-    return resolve_config(recipe="glyphs", overrides={"data.root": str(glyphs), **settings, **more})
+    return resolve_config(recipes=["glyphs"], overrides={"data.root": str(glyphs), **settings, **more})
 
 
 def train(config: TrainConfig, folder: Path, console: Console = QUIET) -> RunDir:
@@ -104,7 +106,9 @@ def test_every_branch_configuration_trains(
 
 def test_the_trunk_stays_frozen(config: TrainConfig, tmp_path: Path) -> None:
     config = config.model_copy(update={"rotations": StageConfig()})
-    before = training.build_state(setup.prepare(config, QUIET)).model.trunk.state_dict()
+    prepared = setup.prepare(config, QUIET)
+    parts, _ = initial_trunk(config, weights=None)
+    before = training.build_state(prepared, parts).model.trunk.state_dict()
     after = weights(train(config, tmp_path / "run"))
     assert all(torch.equal(tensor, after[f"model.trunk.{name}"]) for name, tensor in before.items())
 

@@ -1,23 +1,14 @@
-"""Everything a run can be told, as a frozen, typed tree: a recipe, then a TOML file, then `--set section.key=value`."""
+"""Everything a run can be told, as a frozen, typed tree. `resolve.py` fills it in."""
 
 from __future__ import annotations
 
-import sys
-from importlib.resources import files
 from pathlib import Path
-from typing import Any, Literal
+from typing import Literal
 
 import tomli_w
-from pydantic import BaseModel, ConfigDict, Field, ValidationError
+from pydantic import BaseModel, ConfigDict, Field, model_validator
 
-from ncd_serve.errors import DataError, UsageError, did_you_mean
 from ncd_serve.preprocess import PreprocessSpec
-
-if sys.version_info >= (3, 11):
-    import tomllib
-else:
-    import tomli as tomllib
-
 
 # What a branch takes its pseudo labels from: whole images, or their parts.
 BranchKind = Literal["global", "local"]
@@ -147,75 +138,12 @@ class TrainConfig(Section):
     supervised: StageConfig = StageConfig()  # cross entropy on the known classes, trunk frozen
     optim: OptimConfig = OptimConfig()
 
+    @model_validator(mode="after")
+    def _fits_together(self) -> TrainConfig:
+        if self.compat.trunk_batch_norm == "train" and self.data.cache_views:
+            raise ValueError("compat.trunk_batch_norm=train changes the trunk, so data.cache_views must be 0")
+        return self
+
     def to_toml(self) -> str:
         """The resolved configuration as a file that `--config` reads back."""
         return tomli_w.dumps(self.model_dump(mode="json", exclude_none=True))
-
-
-def recipe_names() -> list[str]:
-    """The recipes that ship with the package."""
-    return sorted(entry.name.removesuffix(".toml") for entry in _recipes().iterdir() if entry.name.endswith(".toml"))
-
-
-def resolve_config(
-    *, recipe: str | None, config_file: Path | None = None, overrides: dict[str, Any] | None = None
-) -> TrainConfig:
-    """Recipe, then file, then overrides (`{"optim.epochs": 10}`); whatever is unknown or wrong is a UsageError."""
-    tree: dict[str, Any] = {}
-    if recipe is not None:
-        if recipe not in recipe_names():
-            raise UsageError(f"unknown recipe '{recipe}'", hint=did_you_mean(recipe, recipe_names()))
-        _merge(tree, tomllib.loads((_recipes() / f"{recipe}.toml").read_text()))
-    if config_file is not None:
-        _merge(tree, _read_toml(config_file))
-    for key, value in (overrides or {}).items():
-        section, _, name = key.partition(".")
-        _merge(tree, {section: {name: value}} if name else {section: value})
-    try:
-        return TrainConfig.model_validate(tree)
-    except ValidationError as error:
-        raise _explained(error) from None
-
-
-def parse_override(text: str) -> tuple[str, Any]:
-    """`section.key=value` with the value as TOML (a bare word is a string)."""
-    key, separator, value = text.partition("=")
-    if not separator or "." not in key:
-        raise UsageError(f"cannot read --set {text}", hint="write --set section.key=value, e.g. --set optim.epochs=10")
-    try:
-        return key, tomllib.loads(f"value = {value}")["value"]
-    except tomllib.TOMLDecodeError:
-        return key, value
-
-
-def _recipes() -> Any:
-    return files("ncd_training") / "recipes"
-
-
-def _read_toml(path: Path) -> dict[str, Any]:
-    try:
-        return tomllib.loads(path.read_text(encoding="utf-8"))
-    except OSError as error:
-        raise DataError(f"cannot read {path}: {error.strerror}", hint="check the path") from None
-    except tomllib.TOMLDecodeError as error:
-        raise UsageError(f"{path} is not TOML: {error}", hint="mend the file at that line") from None
-
-
-def _merge(tree: dict[str, Any], update: dict[str, Any]) -> None:
-    for key, value in update.items():
-        if isinstance(value, dict) and isinstance(tree.get(key), dict):
-            _merge(tree[key], value)
-        else:
-            tree[key] = value
-
-
-def _explained(error: ValidationError) -> UsageError:
-    first = error.errors()[0]
-    key = ".".join(str(part) for part in first["loc"])
-    if first["type"] != "extra_forbidden":
-        return UsageError(f"config {key}: {first['msg']}", hint=f"it was {first.get('input')!r}")
-    *parents, unknown = (str(part) for part in first["loc"])
-    fields: Any = TrainConfig.model_fields
-    for parent in parents:
-        fields = fields[parent].annotation.model_fields
-    return UsageError(f"unknown config key '{key}'", hint=did_you_mean(unknown, fields))

@@ -13,8 +13,10 @@ from typing import Any
 
 from ncd_serve.errors import DataError, UsageError
 from ncd_serve.files import write_json, write_text
-from ncd_training.config import TrainConfig, resolve_config
+from ncd_training.config import TrainConfig
+from ncd_training.resolve import resolve_config
 
+PRETRAINED = "weights.safetensors"  # what `ncd-serve pretrain` leaves for `train --weights`
 _PACKAGES = ("ncd-serve", "torch", "torchvision", "timm", "numpy", "scikit-learn")
 
 
@@ -47,7 +49,7 @@ class RunDir:
 
     def config(self) -> TrainConfig:
         """The configuration that the run was started with."""
-        return resolve_config(recipe=None, config_file=self.path / "config.toml")
+        return resolve_config(config_file=self.path / "config.toml")
 
     @property
     def plots(self) -> Path:
@@ -86,6 +88,18 @@ class RunDir:
     def write_metrics(self, rows: list[dict[str, Any]]) -> None:
         """Replace the metrics file; whole rows only, whenever it is read."""
         write_text(self.metrics, "".join(json.dumps(row) + "\n" for row in rows))
+
+
+def weights_path(path: Path) -> Path:
+    """The file of weights that a path means: itself, or in a run directory what pretraining or training left there."""
+    if path.is_dir():
+        found = [file for file in (path / PRETRAINED, RunDir(path).checkpoint) if file.is_file()]
+        if not found:
+            raise DataError(f"{path} is a folder without weights", hint="give a file of weights, or a run directory")
+        return found[0]
+    if not path.is_file():
+        raise DataError(f"no weights at {path}", hint="check the path; `ncd-serve pretrain` makes weights from images")
+    return path
 
 
 def default_run_name(dataset: str) -> str:
