@@ -28,6 +28,7 @@ class Manifest:
     known_classes: list[str]
     novel_classes: int | None
     truth: list[int] | None = None
+    novel_names: tuple[str, ...] = ()  # of the numbers in `truth` and `novel_test`, where a dataset names them
     known_test: tuple[tuple[Path, int], ...] = ()
     novel_test: tuple[tuple[Path, int], ...] = ()
 
