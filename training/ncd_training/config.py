@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Literal
+from typing import Annotated, Literal
 
 import tomli_w
 from pydantic import BaseModel, ConfigDict, Field, model_validator
@@ -123,7 +123,16 @@ class OptimConfig(Section):
     milestones: tuple[int, ...] = (170,)
     labelled_batch: int = Field(128, ge=1)
     unlabelled_batch: int = Field(64, ge=2)
+    mixed_precision: bool = True  # on CUDA
+    compile: bool = False  # torch.compile the branches: slow to start, then faster
     seed: int = 0
+
+
+class ReportConfig(Section):
+    """What is left for people to look at; changes nothing of the training."""
+
+    tsne_epochs: tuple[Annotated[int, Field(ge=-1)], ...] = (0, -1)  # embeddings drawn at: 0 the start, -1 the end
+    tensorboard: bool = False
 
 
 class TrainConfig(Section):
@@ -137,6 +146,7 @@ class TrainConfig(Section):
     rotations: StageConfig = StageConfig()  # self-supervision of trunk and tail, when there are no weights to load
     supervised: StageConfig = StageConfig()  # cross entropy on the known classes, trunk frozen
     optim: OptimConfig = OptimConfig()
+    report: ReportConfig = ReportConfig()
 
     @model_validator(mode="after")
     def _fits_together(self) -> TrainConfig:

@@ -68,6 +68,7 @@ def _split(
         known_classes=known,
         novel_classes=len(novel),
         truth=[label for _, label in unlabelled],
+        novel_names=tuple(novel),
         known_test=tuple(_numbered(test, known)),
         novel_test=tuple(_numbered(test, novel)),
     )
