@@ -61,6 +61,7 @@ def _write_descriptions(folder: Path, bundle_id: str, setup: Setup, summary: dic
         cluster_names=names,
         training={
             "trunk": setup.config.model.trunk,
+            "initial_weights": _origin(setup, summary),
             "branches": setup.config.model.branches,
             "epochs": epochs,
             "labelled_images": len(setup.manifest.labelled),
@@ -72,6 +73,13 @@ def _write_descriptions(folder: Path, bundle_id: str, setup: Setup, summary: dic
     write_text(folder / CARD, _card(manifest, summary))
     hashes = {name: sha256(folder / name) for name in (MODEL, LABELS, VERIFICATION, CARD)}
     write_text(folder / MANIFEST, manifest.model_copy(update={"sha256": hashes}).model_dump_json(indent=2) + "\n")
+
+
+def _origin(setup: Setup, summary: dict[str, Any]) -> str:
+    """Where trunk and tail started from."""
+    if "weights" in summary:
+        return "{format}, {file}, sha256 {sha256}".format(**summary["weights"])
+    return "self-supervised by rotation" if setup.config.rotations.epochs else "random"
 
 
 def _card(manifest: BundleManifest, summary: dict[str, Any]) -> str:

@@ -50,11 +50,11 @@ class SmallResNet(nn.Module):
 
 
 class CifarResNet(nn.Module):
-    """ResNet-18 as RankStat uses it on CIFAR: blocks [2, 2, 2, 2] of 64 to 512 channels."""
+    """ResNet-18 as RankStat uses it on CIFAR: blocks [2, 2, 2, 2] of 64 to 512 channels, named as in its files."""
 
     def __init__(self) -> None:
         super().__init__()
-        self.stem = _convolution(3, 64, 3)
+        self.conv1, self.bn1, self.relu = _convolution(3, 64, 3)
         self.layer1 = nn.Sequential(Block(64, 64), Block(64, 64))
         self.layer2 = nn.Sequential(Block(64, 128, 2), Block(128, 128))
         self.layer3 = nn.Sequential(Block(128, 256, 2), Block(256, 256))

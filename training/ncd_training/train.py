@@ -26,16 +26,20 @@ from ncd_training.objective import Objective
 from ncd_training.run_dir import RunDir
 from ncd_training.setup import Setup
 from ncd_training.stages import train_rotations, train_supervised
-from ncd_training.trunk import build_trunk
+from ncd_training.trunk import TrunkParts
 from ncd_training.views import BatchPlan, CachedViews, FileViews, batches, cache_bytes, cache_views
+from ncd_training.weights import WeightsReport, initial_trunk
 
 _EVALUATIONS = 10  # how often a run looks at its clusters on the way
 
 
 def train(setup: Setup, run: RunDir) -> None:
     """Train from the start into a new run directory."""
-    _print_plan(setup, run)
-    state = build_state(setup)
+    parts, origin = initial_trunk(setup.config, weights=setup.config.model.weights)
+    _print_plan(setup, run, origin)
+    if origin is not None:
+        write_json(run.summary, {**run.read_summary(), "weights": origin.facts()})
+    state = build_state(setup, parts)
     if setup.config.rotations.epochs:
         pictures = FileViews(setup.manifest.images, setup.config.data)
         train_rotations(state.model, pictures, len(setup.manifest.images), setup.config, track=setup.track)
@@ -56,7 +60,8 @@ def resume(setup: Setup, run: RunDir) -> None:
 
 def load_state(setup: Setup, run: RunDir) -> TrainState:
     """The newest state of a run, for going on, evaluation or export."""
-    state = build_state(setup)
+    parts, _ = initial_trunk(setup.config, weights=None)  # all that a weight file gave is in the checkpoint
+    state = build_state(setup, parts)
     load_checkpoint(state, run.checkpoint)
     return state
 
@@ -70,11 +75,9 @@ def evaluate(setup: Setup, state: TrainState, run: RunDir) -> dict[str, Any]:
     return summary
 
 
-def build_state(setup: Setup) -> TrainState:
+def build_state(setup: Setup, parts: TrunkParts) -> TrainState:
     """Model, memories and optimiser of a configuration, before any training."""
     config = setup.config
-    torch.manual_seed(config.optim.seed)
-    parts = build_trunk(config.model.trunk, resolution=config.data.resolution)
     known = len(setup.manifest.known_classes)
     model = DualBranchModel(parts, known=known, novel=setup.clusters, model=config.model, compat=config.compat)
     objective = Objective(
@@ -166,7 +169,7 @@ def _baselines(setup: Setup, model: DualBranchModel) -> dict[str, Scores]:
     return {name: cluster_scores(kmeans_ids(rows, setup.clusters, seed=seed), truth) for name, rows in features.items()}
 
 
-def _print_plan(setup: Setup, run: RunDir) -> None:
+def _print_plan(setup: Setup, run: RunDir, origin: WeightsReport | None) -> None:
     manifest, config = setup.manifest, setup.config
     device = "cuda" if torch.cuda.is_available() else "cpu"
     setup.console.print(
@@ -177,6 +180,8 @@ def _print_plan(setup: Setup, run: RunDir) -> None:
         highlight=False,
         soft_wrap=True,
     )
-    if not config.rotations.epochs:
-        text = "the frozen trunk has random weights: let it learn first with --set rotations.epochs=N"
-        setup.console.print(text, style="yellow", highlight=False)
+    if origin is not None:
+        setup.console.print(origin.line, highlight=False, markup=False, soft_wrap=True)
+    elif not config.rotations.epochs:
+        text = "the frozen trunk has random weights: give --weights PATH, or make them with `ncd-serve pretrain`"
+        setup.console.print(text, style="yellow", highlight=False, soft_wrap=True)

@@ -30,8 +30,12 @@ class TailOutput(NamedTuple):
 
 @dataclass(frozen=True)
 class TrunkParts:
-    """A network cut in two, and what its images must look like."""
+    """A network cut in two, and what its images must look like.
 
+    `network` is the uncut one: the same modules under the names that weight files know them by.
+    """
+
+    network: nn.Module
     frozen: nn.Module
     tail: nn.Module
     dim: int
@@ -88,12 +92,13 @@ class TransformerTail(nn.Module):
 def _small_resnet(_resolution: int) -> TrunkParts:
     """For images of about 32 px: trains from nothing in a minute on a CPU."""
     net = SmallResNet()
-    return TrunkParts(nn.Sequential(net.stem, net.layer1, net.layer2), ConvTail(net.layer3), net.dim)
+    return TrunkParts(net, nn.Sequential(net.stem, net.layer1, net.layer2), ConvTail(net.layer3), net.dim)
 
 
 def _cifar_resnet18(_resolution: int) -> TrunkParts:
     net = CifarResNet()
-    return TrunkParts(nn.Sequential(net.stem, net.layer1, net.layer2, net.layer3), ConvTail(net.layer4), 512)
+    frozen = nn.Sequential(net.conv1, net.bn1, net.relu, net.layer1, net.layer2, net.layer3)
+    return TrunkParts(net, frozen, ConvTail(net.layer4), 512)
 
 
 def _torchvision_resnet(name: str) -> Callable[[int], TrunkParts]:
@@ -101,7 +106,7 @@ def _torchvision_resnet(name: str) -> Callable[[int], TrunkParts]:
         net: Any = getattr(torchvision.models, name)(weights=None)
         stem = (net.conv1, net.bn1, net.relu, net.maxpool)
         frozen = nn.Sequential(*stem, net.layer1, net.layer2, net.layer3)
-        return TrunkParts(frozen, ConvTail(net.layer4), net.fc.in_features)
+        return TrunkParts(net, frozen, ConvTail(net.layer4), net.fc.in_features)
 
     return build
 
@@ -109,14 +114,14 @@ def _torchvision_resnet(name: str) -> Callable[[int], TrunkParts]:
 def _efficientnet_lite0(_resolution: int) -> TrunkParts:
     net: Any = timm.create_model("tf_efficientnet_lite0", pretrained=False)
     frozen = nn.Sequential(net.conv_stem, net.bn1, *net.blocks[:-1])
-    half = (0.5, 0.5, 0.5)
-    return TrunkParts(frozen, ConvTail(net.blocks[-1], net.conv_head, net.bn2), net.num_features, half, half)
+    tail = ConvTail(net.blocks[-1], net.conv_head, net.bn2)
+    return TrunkParts(net, frozen, tail, net.num_features, mean=(0.5, 0.5, 0.5), std=(0.5, 0.5, 0.5))
 
 
 def _vit_small(resolution: int) -> TrunkParts:
     net: Any = timm.create_model("vit_small_patch16_224", pretrained=False, img_size=resolution)
     tail = TransformerTail(net.blocks[-1], net.norm, net.patch_embed.grid_size)
-    return TrunkParts(TransformerTrunk(net), tail, net.embed_dim)
+    return TrunkParts(net, TransformerTrunk(net), tail, net.embed_dim)
 
 
 TRUNKS: dict[str, Callable[[int], TrunkParts]] = {

@@ -26,6 +26,7 @@ _DECLARATIONS = _declare_missing_operators()
 
 import timm  # noqa: E402
 import torchvision  # noqa: E402
+from timm.layers.pos_embed import resample_abs_pos_embed  # noqa: E402
 from torchvision.transforms import v2  # noqa: E402
 
-__all__ = ["timm", "torchvision", "v2"]
+__all__ = ["resample_abs_pos_embed", "timm", "torchvision", "v2"]
