@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import os
+from dataclasses import replace
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -11,6 +13,7 @@ import typer
 from ncd_serve.cli import extras
 from ncd_serve.cli.config import ConfigFile, Recipes, Settings, resolve
 from ncd_serve.cli.console import messages, out
+from ncd_serve.errors import UsageError
 
 
 def train(
@@ -28,10 +31,15 @@ def train(
     seed: Annotated[int | None, typer.Option(help="Seed of all random choices.")] = None,
     output: Annotated[Path | None, typer.Option("--out", help="Run directory; default runs/<dataset>-<time>.")] = None,
     resume: Annotated[Path | None, typer.Option(help="Go on with an interrupted run.")] = None,
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="Check all, try two steps, say what it costs.")] = False,
+    tensorboard: Annotated[bool, typer.Option("--tensorboard", help="Write figures for TensorBoard too.")] = False,
 ) -> None:
     """Train the dual-branch model on labelled images of known classes and a pile of unlabelled ones."""
     if resume is not None:
+        if dry_run:
+            raise UsageError("--dry-run is for a new run", hint="drop --resume")
         run, setup = open_run(resume)
+        _check_tensorboard(setup.config)
         _load("train").resume(setup, run)
     else:
         flags = {
@@ -42,12 +50,20 @@ def train(
             "data.novel_classes": novel_classes,
             "model.weights": weights and str(weights.absolute()),
             "optim.seed": seed,
+            "report.tensorboard": tensorboard or None,
         }
         settings = resolve(recipe, config, set_, flags)
+        _check_tensorboard(settings)
         if settings.model.weights is not None:
             _load("run_dir").weights_path(settings.model.weights)
         setup = _load("setup").prepare(settings, messages)
         _load("weights").check_weights(setup.config)
+        if dry_run:
+            # The plan is the answer here, so it goes where answers go.
+            _load("train").dry_run(replace(setup, console=out))
+            return
+        if output is None and "RANK" in os.environ:
+            raise UsageError("torchrun's processes need one run directory", hint="give --out DIR")
         folder = output or Path("runs") / _load("run_dir").default_run_name(setup.manifest.name)
         run = _load("run_dir").RunDir.create(folder, setup.config)
         _load("train").train(setup, run)
@@ -62,22 +78,29 @@ def train(
 
 def evaluate(
     run: Annotated[Path, typer.Argument(help="A run directory.")],
+    per_class: Annotated[bool, typer.Option("--per-class", help="Show all classes of all splits.")] = False,
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
 ) -> None:
-    """ACC, NMI and ARI of a run on every split that has true classes."""
+    """ACC, NMI, ARI and classes of a run on every split that has true classes, and its pseudo labels' quality."""
     run_dir, setup = open_run(run)
     training = _load("train")
     summary = training.evaluate(setup, training.load_state(setup, run_dir), run_dir)
     if as_json:
         out.print_json(json.dumps(summary))
     else:
-        out.print(_load("report").scores_table(summary))
+        for table in _load("report").score_tables(summary, every_class=per_class):
+            out.print(table)
 
 
 def open_run(path: Path) -> tuple[Any, Any]:
     """A run directory, and its settings and images looked at: all that can be wrong before torch is needed."""
     run = _load("run_dir").RunDir.open(path)
     return run, _load("setup").prepare(run.config(), messages)
+
+
+def _check_tensorboard(config: Any) -> None:
+    if config.report.tensorboard:
+        extras.load("ncd_training.board", extra="tensorboard")
 
 
 def _load(module: str) -> Any:

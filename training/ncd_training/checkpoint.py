@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 
 import torch
@@ -14,6 +14,8 @@ from ncd_serve.errors import DataError
 from ncd_serve.files import atomic_path
 from ncd_training.dual_branch import DualBranchModel
 from ncd_training.objective import Objective
+from ncd_training.precision import Precision
+from ncd_training.ranks import Ranks
 
 
 @dataclass
@@ -23,6 +25,8 @@ class TrainState:
     model: DualBranchModel
     objective: Objective
     optimizer: torch.optim.SGD
+    precision: Precision = field(default_factory=Precision)
+    ranks: Ranks = field(default_factory=Ranks)
     epoch: int = 0  # epochs done
 
 
@@ -33,6 +37,7 @@ def save_checkpoint(state: TrainState, path: Path) -> None:
         tensors |= {f"{prefix}.{name}": tensor.contiguous() for name, tensor in module.state_dict().items()}
     for number, slot in state.optimizer.state_dict()["state"].items():
         tensors[f"momentum.{number}"] = slot["momentum_buffer"].contiguous()
+    tensors |= {f"scaler.{name}": torch.tensor(value) for name, value in state.precision.scaler.state_dict().items()}
     with atomic_path(path) as temporary:
         save_file(tensors, temporary, metadata={"epoch": str(state.epoch)})
 
@@ -40,7 +45,7 @@ def save_checkpoint(state: TrainState, path: Path) -> None:
 def load_checkpoint(state: TrainState, path: Path) -> None:
     """Restore a state that was built from the same configuration."""
     tensors, state.epoch = _read(path)
-    groups: dict[str, dict[str, Tensor]] = {"model": {}, "objective": {}, "momentum": {}}
+    groups: dict[str, dict[str, Tensor]] = {"model": {}, "objective": {}, "momentum": {}, "scaler": {}}
     for key, tensor in tensors.items():
         group, _, name = key.partition(".")
         groups[group][name] = tensor
@@ -54,6 +59,8 @@ def load_checkpoint(state: TrainState, path: Path) -> None:
     saved = state.optimizer.state_dict()
     saved["state"] = {int(number): {"momentum_buffer": tensor} for number, tensor in groups["momentum"].items()}
     state.optimizer.load_state_dict(saved)
+    if groups["scaler"] and state.precision.scaler.is_enabled():
+        state.precision.scaler.load_state_dict({name: value.item() for name, value in groups["scaler"].items()})
 
 
 def _read(path: Path) -> tuple[dict[str, Tensor], int]:

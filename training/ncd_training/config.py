@@ -28,10 +28,12 @@ class DataConfig(Section):
     root: Path | None = None
     labelled: Path | None = None
     unlabelled: Path | None = None
+    manifest: Path | None = None  # or a CSV file that lists them
+    strict: bool = False  # an image that cannot be used is an error; False: it is left out
     novel_classes: int | None = Field(None, ge=2)  # number of clusters; None: the dataset knows it
     resolution: int = Field(224, ge=16)
     resize: int = Field(256, ge=16)
-    augmentation: Literal["crop", "glyph"] = "crop"
+    augmentation: Literal["crop", "glyph", "cifar10", "cifar100", "moco"] = "crop"
     workers: int = Field(2, ge=0)
     cache_views: int = Field(0, ge=0)  # trunk maps of so many views of each image are computed once; 0: none
     cache_dir: Path | None = None  # kept for other runs; None: in the run directory, removed when the run is done
@@ -113,6 +115,26 @@ class StageConfig(Section):
     batch: int = Field(128, ge=1)
 
 
+class PretrainConfig(Section):
+    """Weights from images alone (`ncd-serve pretrain`): RotNet's settings; the recipe `moco` has MoCo v2's."""
+
+    method: Literal["rotnet", "moco"] = "rotnet"
+    epochs: int = Field(200, ge=1)
+    batch: int = Field(128, ge=2)
+    learning_rate: float = 0.1
+    momentum: float = 0.9
+    nesterov: bool = True
+    weight_decay: float = 5e-4
+    schedule: Literal["steps", "cosine"] = "steps"
+    milestones: tuple[float, ...] = (0.3, 0.6, 0.8)  # shares of all epochs: 60, 120 and 160 of 200
+    decay: float = 0.2  # after each milestone
+    held_out: float = Field(0.05, gt=0, lt=1)  # share of the images that chooses RotNet's best epoch
+    queue: int = Field(65536, ge=1)  # keys that MoCo compares with; never more than half of the images
+    key_size: int = Field(128, ge=1)
+    key_momentum: float = 0.999
+    temperature: float = 0.2
+
+
 class OptimConfig(Section):
     """Stochastic gradient descent with step decay."""
 
@@ -146,6 +168,7 @@ class TrainConfig(Section):
     rotations: StageConfig = StageConfig()  # self-supervision of trunk and tail, when there are no weights to load
     supervised: StageConfig = StageConfig()  # cross entropy on the known classes, trunk frozen
     optim: OptimConfig = OptimConfig()
+    pretrain: PretrainConfig = PretrainConfig()
     report: ReportConfig = ReportConfig()
 
     @model_validator(mode="after")

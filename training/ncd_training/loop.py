@@ -12,7 +12,7 @@ from ncd_training.randomness import generator_for
 from ncd_training.schedule import learning_rate, ramp_up
 
 if TYPE_CHECKING:
-    from torch.utils.data import DataLoader
+    from collections.abc import Iterable
 
     from ncd_training.checkpoint import TrainState
     from ncd_training.config import TrainConfig
@@ -22,7 +22,7 @@ _PARTS = 3  # the purpose that a step's generator is for
 
 
 def train_epoch(
-    state: TrainState, loader: DataLoader[list[Tensor]], plan: BatchPlan, labels: Tensor, config: TrainConfig
+    state: TrainState, loader: Iterable[list[Tensor]], plan: BatchPlan, labels: Tensor, config: TrainConfig
 ) -> dict[str, float]:
     """Run the epoch `state.epoch`, count it as done, and return the mean of each term."""
     plan.epoch = state.epoch
@@ -51,19 +51,24 @@ def train_step(
     generator: torch.Generator,
 ) -> dict[str, float]:
     """Two views of a batch, labelled images first, to one update of the branches."""
-    model, objective = state.model, state.objective
-    first, second = split_views(model(model.to_maps(model.placed(torch.cat(views)))))
-    labels = labels.to(model.trunk.mean.device)
+    model, objective, ranks, scaler = state.model, state.objective, state.ranks, state.precision.scaler
+    device = model.trunk.mean.device
+    with state.precision.autocast(device):
+        outputs = model(model.to_maps(model.placed(torch.cat(views))))
+    first, second = map(ranks.gather, split_views(outputs))
+    labels = labels.to(device)
     terms = objective(first, second, labels, ramp=ramp)
     state.optimizer.zero_grad(set_to_none=True)
-    torch.stack(list(terms.values())).sum().backward()
-    state.optimizer.step()
+    scaler.scale(torch.stack(list(terms.values())).sum()).backward()
+    ranks.add_gradients(model.branches.parameters())
+    scaler.step(state.optimizer)
+    scaler.update()
     objective.remember(first, labels, branches=model.branches, generator=generator)
     return {name: float(term.detach()) for name, term in terms.items()}
 
 
 def split_views(outputs: list[BranchOutput]) -> tuple[list[BranchOutput], list[BranchOutput]]:
-    """Both views went through the branches as one batch; take them apart again."""
-    halves = [[tensor.chunk(2) for tensor in output] for output in outputs]
+    """Both views went through the branches as one batch; take them apart again, in float32."""
+    halves = [[tensor.float().chunk(2) for tensor in output] for output in outputs]
     first, second = ([BranchOutput(*(pair[view] for pair in output)) for output in halves] for view in (0, 1))
     return first, second

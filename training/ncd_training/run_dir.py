@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import platform
 import sys
 from dataclasses import dataclass
@@ -28,7 +29,9 @@ class RunDir:
 
     @classmethod
     def create(cls, path: Path, config: TrainConfig) -> RunDir:
-        """Make a new run directory; an existing run is never written over."""
+        """Make a new run directory; an existing run is never written over. Only torchrun's first process makes it."""
+        if int(os.environ.get("RANK", "0")):
+            return cls(path)
         if path.exists() and any(path.iterdir()):
             raise UsageError(
                 f"{path} already holds a run",
@@ -65,6 +68,16 @@ class RunDir:
     def checkpoint(self) -> Path:
         """The newest complete state."""
         return self.path / "checkpoints" / "last.safetensors"
+
+    @property
+    def initial(self) -> Path:
+        """The state that discovery started from."""
+        return self.path / "checkpoints" / "initial.safetensors"
+
+    @property
+    def log(self) -> Path:
+        """What was printed."""
+        return self.path / "log.txt"
 
     @property
     def metrics(self) -> Path:

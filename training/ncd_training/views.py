@@ -17,7 +17,7 @@ from torch.utils.data import DataLoader, Dataset, Sampler
 
 from ncd_serve.files import atomic_path
 from ncd_serve.preprocess import open_image
-from ncd_training.augment import build_augmentation
+from ncd_training.augment import build_augmentation, smallest_part
 from ncd_training.randomness import seed_for
 
 if TYPE_CHECKING:
@@ -27,6 +27,7 @@ if TYPE_CHECKING:
     from ncd_training.config import DataConfig
     from ncd_training.dual_branch import Trunk
     from ncd_training.progress import Track
+    from ncd_training.ranks import Ranks
 
 # Purposes that seeds are drawn for.
 _ORDER, _VIEW, _CACHED_VIEW = range(3)
@@ -46,8 +47,8 @@ class FileViews(Dataset[list[Tensor]]):
     def __init__(self, paths: Sequence[Path], data: DataConfig) -> None:
         self._paths = paths
         self._augment = build_augmentation(data.augmentation, data.resolution)
-        # A crop may take half of the area, so the shorter side must stay longer than the view by sqrt(2).
-        self._at_least = math.ceil(data.resolution * math.sqrt(2))
+        # A view that shows half of the area needs a shorter side that is longer than the view's by sqrt(2).
+        self._at_least = math.ceil(data.resolution / math.sqrt(smallest_part(data.augmentation)))
 
     def __getitem__(self, request: ViewRequest) -> list[Tensor]:
         """The requested views of one image."""
@@ -109,11 +110,30 @@ class BatchPlan(Sampler[list[ViewRequest]]):
         return ViewRequest(index, tuple(seed_for(*parts, view) for view in range(self.views)))
 
 
-def batches(views: FileViews | CachedViews, plan: BatchPlan, *, workers: int) -> DataLoader[list[Tensor]]:
+@dataclass(frozen=True)
+class Share(Sampler[list[ViewRequest]]):
+    """The part of each batch that one of several training processes loads."""
+
+    plan: BatchPlan
+    ranks: Ranks
+
+    def __len__(self) -> int:
+        """Batches in an epoch."""
+        return len(self.plan)
+
+    def __iter__(self) -> Iterator[list[ViewRequest]]:
+        """This process's part of each batch of the current epoch."""
+        return map(self.ranks.share, self.plan)
+
+
+def batches(
+    views: FileViews | CachedViews, plan: BatchPlan, *, workers: int, ranks: Ranks | None = None
+) -> DataLoader[list[Tensor]]:
     """The loader of an epoch after another; set `plan.epoch` before each."""
+    sampler = plan if ranks is None else Share(plan, ranks)
     if isinstance(views, CachedViews):
-        return DataLoader(views, batch_sampler=plan, collate_fn=lambda stacked: stacked)
-    return DataLoader(views, batch_sampler=plan, num_workers=workers, persistent_workers=workers > 0)
+        return DataLoader(views, batch_sampler=sampler, collate_fn=lambda stacked: stacked)
+    return DataLoader(views, batch_sampler=sampler, num_workers=workers, persistent_workers=workers > 0)
 
 
 def cache_views(

@@ -1,0 +1,28 @@
+"""Mixed precision on CUDA. On a CPU everything is float32: bf16 there is slow, or dies under virtualisation."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+import torch
+
+
+@dataclass(frozen=True)
+class Precision:
+    """What the branches compute in; the terms of the objective are always float32."""
+
+    dtype: torch.dtype = torch.float32
+    scaler: torch.amp.GradScaler = field(default_factory=lambda: torch.amp.GradScaler(enabled=False))
+
+    @classmethod
+    def on(cls, device: torch.device, *, mixed: bool) -> Precision:
+        """bfloat16 where a GPU has it, else float16 with scaled gradients; float32 if not `mixed` or no GPU."""
+        if not mixed or device.type != "cuda":
+            return cls()
+        if torch.cuda.is_bf16_supported():
+            return cls(torch.bfloat16)
+        return cls(torch.float16, torch.amp.GradScaler("cuda"))
+
+    def autocast(self, device: torch.device) -> torch.autocast:
+        """The context in which images go through trunk and branches."""
+        return torch.autocast(device.type, self.dtype, enabled=self.dtype != torch.float32)
