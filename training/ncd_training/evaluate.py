@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import torch
@@ -20,7 +21,9 @@ from ncd_training.manifest import KNOWN_TEST, NOVEL_TEST, UNLABELLED_TRAIN, Mani
 from ncd_training.progress import Track
 
 Ids = NDArray[np.int64]
-Scores = dict[str, float]
+Scores = dict[str, Any]
+# Sees each batch as every branch does, e.g. `diagnostics.PairProbe`.
+See = Callable[[list[BranchOutput]], None]
 _PIXEL_SIDE = 32
 
 
@@ -31,6 +34,7 @@ class Outputs:
     embedding: NDArray[np.float32]
     known_ids: Ids
     cluster_ids: Ids
+    clusters: int  # how many there are to choose from
 
 
 class EvalImages(Dataset[torch.Tensor]):
@@ -48,13 +52,35 @@ class EvalImages(Dataset[torch.Tensor]):
         return torch.from_numpy(load_array(self._paths[index], self._spec).copy()).permute(2, 0, 1)
 
 
-def cluster_accuracy(predicted: Ids, true: Ids) -> float:
-    """ACC: share of images that are right under the best one-to-one matching of clusters and classes (Hungarian)."""
+def matched_clusters(predicted: Ids, true: Ids) -> Ids:
+    """The cluster of each true class, [classes], under the best one-to-one matching (Hungarian)."""
     size = int(max(predicted.max(), true.max())) + 1
     counts = np.zeros((size, size), np.int64)
-    np.add.at(counts, (predicted, true), 1)
-    rows, columns = linear_sum_assignment(counts, maximize=True)
-    return float(counts[rows, columns].sum() / len(true))
+    np.add.at(counts, (true, predicted), 1)
+    _, clusters = linear_sum_assignment(counts, maximize=True)
+    matched: Ids = clusters
+    return matched
+
+
+def cluster_accuracy(predicted: Ids, true: Ids) -> float:
+    """ACC: share of images that are in the cluster that their class is matched with."""
+    return float((matched_clusters(predicted, true)[true] == predicted).mean())
+
+
+def class_rows(predicted: Ids, true: Ids, names: Sequence[str], matched: Ids) -> list[dict[str, Any]]:
+    """For each true class: its name (its number, where there is none), images, matched cluster, share of them there."""
+    rows = []
+    for number in np.unique(true):
+        mine = predicted[true == number]
+        rows.append(
+            {
+                "class": names[number] if number < len(names) else str(number),
+                "images": len(mine),
+                "cluster": int(matched[number]),
+                "share": float((mine == matched[number]).mean()),
+            }
+        )
+    return rows
 
 
 def cluster_scores(predicted: Ids, true: Ids) -> Scores:
@@ -76,44 +102,74 @@ def cluster_balance(predicted: Ids, clusters: int) -> float:
 
 @torch.no_grad()
 def run_model(
-    model: DualBranchModel, paths: Sequence[Path], spec: PreprocessSpec, *, workers: int, track: Track, what: str
+    model: DualBranchModel,
+    paths: Sequence[Path],
+    spec: PreprocessSpec,
+    *,
+    workers: int,
+    track: Track,
+    what: str,
+    see: See | None = None,
 ) -> Outputs:
-    """The first branch's embeddings and decisions for image files."""
+    """The first branch's embeddings and decisions for image files; `see` is shown all branches on the way."""
     device = model.trunk.mean.device
     was_training = model.training
     model.eval()
     loader = DataLoader(EvalImages(paths, spec), batch_size=64, num_workers=workers)
-    outputs: list[BranchOutput] = [
-        model.branches[0](model.trunk(images.to(device))) for images in track(loader, what, len(loader))
-    ]
+    rows: list[tuple[torch.Tensor, torch.Tensor, torch.Tensor]] = []
+    for images in track(loader, what, len(loader)):
+        maps = model.trunk(images.to(device))
+        outputs = [model.branches[0](maps)] if see is None else model(maps)
+        if see is not None:
+            see(outputs)
+        first: BranchOutput = outputs[0]
+        # Parts are large: only what is asked for is kept.
+        rows.append((first.embedding.cpu(), first.known_logits.argmax(1).cpu(), first.cluster_logits.argmax(1).cpu()))
     model.train(was_training)
-    return Outputs(
-        embedding=torch.cat([output.embedding for output in outputs]).cpu().numpy(),
-        known_ids=torch.cat([output.known_logits.argmax(1) for output in outputs]).cpu().numpy(),
-        cluster_ids=torch.cat([output.cluster_logits.argmax(1) for output in outputs]).cpu().numpy(),
-    )
+    embedding, known_ids, cluster_ids = (torch.cat(column).numpy() for column in zip(*rows, strict=True))
+    return Outputs(embedding, known_ids, cluster_ids, clusters=first.cluster_logits.shape[1])
 
 
 def evaluate_splits(
-    model: DualBranchModel, manifest: Manifest, spec: PreprocessSpec, *, workers: int, track: Track
+    model: DualBranchModel,
+    manifest: Manifest,
+    spec: PreprocessSpec,
+    *,
+    workers: int,
+    track: Track,
+    see: See | None = None,
 ) -> dict[str, Scores]:
-    """Scores of every split that has true classes, by the split's name."""
+    """Scores of every split that has true classes, by the split's name, each with a row for every true class.
+
+    `see` follows the unlabelled training images.
+    """
     scores: dict[str, Scores] = {}
 
-    def outputs(paths: Sequence[Path], split: str) -> Outputs:
-        return run_model(model, paths, spec, workers=workers, track=track, what=f"evaluating {split}")
+    def outputs(paths: Sequence[Path], split: str, see: See | None = None) -> Outputs:
+        return run_model(model, paths, spec, workers=workers, track=track, what=f"evaluating {split}", see=see)
 
     if manifest.truth is not None:
-        ids = outputs(manifest.unlabelled, UNLABELLED_TRAIN).cluster_ids
-        scores[UNLABELLED_TRAIN] = cluster_scores(ids, np.array(manifest.truth))
+        ids = outputs(manifest.unlabelled, UNLABELLED_TRAIN, see).cluster_ids
+        scores[UNLABELLED_TRAIN] = _with_classes(ids, np.array(manifest.truth), manifest)
     if manifest.novel_test:
         paths, truth = zip(*manifest.novel_test, strict=True)
-        scores[NOVEL_TEST] = cluster_scores(outputs(paths, NOVEL_TEST).cluster_ids, np.array(truth))
+        scores[NOVEL_TEST] = _with_classes(outputs(paths, NOVEL_TEST).cluster_ids, np.array(truth), manifest)
     if manifest.known_test:
         paths, truth = zip(*manifest.known_test, strict=True)
-        right = outputs(paths, KNOWN_TEST).known_ids == np.array(truth)
-        scores[KNOWN_TEST] = {"images": len(right), "acc": float(right.mean())}
+        scores[KNOWN_TEST] = known_scores(outputs(paths, KNOWN_TEST).known_ids, np.array(truth), manifest.known_classes)
     return scores
+
+
+def known_scores(predicted: Ids, true: Ids, names: Sequence[str]) -> Scores:
+    """Accuracy of the known head, whose classes have names: nothing is matched."""
+    rows = class_rows(predicted, true, names, np.arange(true.max() + 1))
+    classes = [{name: value for name, value in row.items() if name != "cluster"} for row in rows]
+    return {"images": len(true), "acc": float((predicted == true).mean()), "classes": classes}
+
+
+def _with_classes(predicted: Ids, true: Ids, manifest: Manifest) -> Scores:
+    rows = class_rows(predicted, true, manifest.novel_names, matched_clusters(predicted, true))
+    return {**cluster_scores(predicted, true), "classes": rows}
 
 
 def kmeans_ids(features: NDArray[np.float32], clusters: int, *, seed: int) -> Ids:

@@ -1,51 +1,31 @@
-"""What a person sees of a run: the plan, the epochs as they pass, the curves, the final scores."""
+"""What a person reads of a run: figures by group, headlines, tables of scores."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from types import TracebackType
 from typing import Any
 
-import matplotlib
-
-matplotlib.use("Agg")
-import matplotlib.pyplot as plt
-from rich.console import Console
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 from rich.table import Table
 
-from ncd_serve.files import atomic_path
 from ncd_training.manifest import KNOWN_TEST, UNLABELLED_TRAIN
-from ncd_training.run_dir import RunDir
 
-_LINES_OFF_TERMINAL = 10
+BALANCE = "cluster_balance"
+PSEUDO = "pseudo_"  # begins the names of figures about pseudo labels: pseudo_<branch>_precision
+TERMS, QUALITY, PAIRS = "terms of the objective", UNLABELLED_TRAIN, f"pseudo labels, {UNLABELLED_TRAIN}"
+_WORST = 10  # classes that are shown unless all are asked for
 
 
-class EpochDisplay:
-    """A bar with the latest figures on a terminal; about ten plain lines elsewhere."""
-
-    def __init__(self, console: Console, *, epochs: int, done: int) -> None:
-        self._console, self._epochs = console, epochs
-        columns = (BarColumn(20), MofNCompleteColumn(), TimeRemainingColumn(), TextColumn("{task.description}"))
-        self._progress = Progress(*columns, console=console, transient=True, disable=not console.is_terminal)
-        self._task = self._progress.add_task("", total=epochs, completed=done)
-
-    def show(self, row: Mapping[str, Any]) -> None:
-        """One epoch has passed."""
-        figures = "  ".join(f"{name} {value:.3f}" for name, value in row.items() if isinstance(value, float))
-        self._progress.update(self._task, completed=row["epoch"], description=figures)
-        every = max(1, self._epochs // _LINES_OFF_TERMINAL)
-        if not self._console.is_terminal and (row["epoch"] % every == 0 or row["epoch"] == self._epochs):
-            self._console.print(f"epoch {row['epoch']}/{self._epochs}  {figures}", soft_wrap=True, highlight=False)
-
-    def __enter__(self) -> EpochDisplay:
-        """Begin to draw."""
-        self._progress.start()
-        return self
-
-    def __exit__(self, *_: type[BaseException] | BaseException | TracebackType | None) -> None:
-        """Stop drawing, whatever happened."""
-        self._progress.stop()
+def grouped(row: Mapping[str, Any]) -> dict[str, dict[str, float]]:
+    """An epoch's figures by what they are about; an epoch that was not looked at has terms alone."""
+    groups: dict[str, dict[str, float]] = {TERMS: {}, QUALITY: {}, PAIRS: {}}
+    for name, value in row.items():
+        if name.startswith(PSEUDO):
+            groups[PAIRS][name.removeprefix(PSEUDO).replace("_", " ")] = value
+        elif name in ("acc", "nmi", "ari", BALANCE):
+            groups[QUALITY][name.upper() if name != BALANCE else "balance"] = value
+        elif name != "epoch":
+            groups[TERMS][name] = value
+    return groups
 
 
 def headlines(summary: Mapping[str, Any]) -> list[str]:
@@ -56,9 +36,17 @@ def headlines(summary: Mapping[str, Any]) -> list[str]:
     return [f"ACC {score['acc']:.3f} on {UNLABELLED_TRAIN}: {name}" for name, score in scores.items()]
 
 
-def scores_table(summary: Mapping[str, Any]) -> Table:
-    """Final scores with the names of their splits, baselines first."""
-    table = Table("what", "split", "images", "ACC", "NMI", "ARI", title="scores", title_justify="left")
+def score_tables(summary: Mapping[str, Any], *, every_class: bool) -> list[Table]:
+    """Scores, quality of the pseudo labels, and classes (the worst, or all of each split). Each names its split."""
+    tables = [_scores_table(summary)]
+    if summary.get("pseudo_labels"):
+        tables.append(_pairs_table(summary["pseudo_labels"]))
+    splits = summary["scores"] if every_class else {UNLABELLED_TRAIN: summary["scores"].get(UNLABELLED_TRAIN)}
+    return tables + [_classes_table(split, score, every_class) for split, score in splits.items() if score]
+
+
+def _scores_table(summary: Mapping[str, Any]) -> Table:
+    table = _table("scores", "what", "split", "images", "ACC", "NMI", "ARI")
     for name, score in summary["baselines"].items():
         table.add_row(name, UNLABELLED_TRAIN, *_cells(score))
     for split, score in summary["scores"].items():
@@ -66,28 +54,36 @@ def scores_table(summary: Mapping[str, Any]) -> Table:
     return table
 
 
-def draw_curves(run: RunDir) -> None:
-    """Loss terms, and ACC where true classes are known, over the epochs: plots/curves.png."""
-    rows = run.read_metrics()
-    names = [name for name, value in rows[-1].items() if isinstance(value, float) and name not in _QUALITY]
-    figure, (left, right) = plt.subplots(1, 2, figsize=(10, 4), layout="constrained")
-    for name in names:
-        left.plot([row["epoch"] for row in rows], [row.get(name, float("nan")) for row in rows], label=name)
-    left.set(title="terms of the objective", xlabel="epoch", yscale="log")
-    for name in _QUALITY:
-        points = [(row["epoch"], row[name]) for row in rows if name in row]
-        if points:
-            right.plot(*zip(*points, strict=True), marker=".", label=name)
-    right.set(title="unlabelled training images", xlabel="epoch", ylim=(0, 1.02))
-    for axes in (left, right):
-        axes.legend(fontsize="small")
-        axes.grid(alpha=0.3)
-    with atomic_path(run.plots / "curves.png") as temporary:
-        figure.savefig(temporary, format="png", dpi=120)
-    plt.close(figure)
+def _pairs_table(branches: Mapping[str, Mapping[str, float]]) -> Table:
+    columns = {
+        "precision": "precision",
+        "recall": "recall",
+        "auc": "AUC",
+        "precision_at_positives": "precision of best",
+    }
+    table = _table(PAIRS, "branch", *columns.values())
+    for name, quality in branches.items():
+        table.add_row(name, *(f"{quality[key]:.3f}" for key in columns))
+    return table
 
 
-_QUALITY = ("acc", "balance")
+def _classes_table(split: str, score: Mapping[str, Any], every_class: bool) -> Table:
+    rows = sorted(score["classes"], key=lambda row: (row["share"], row["class"]))
+    shown = rows if every_class else rows[:_WORST]
+    matched = "cluster" in rows[0]
+    which = "all classes" if len(shown) == len(rows) else f"the worst {len(shown)} of {len(rows)} classes"
+    table = _table(f"{split}, {which}", "class", "images", *(["cluster"] if matched else []), "right")
+    for row in shown:
+        cluster = [str(row["cluster"])] if matched else []
+        table.add_row(row["class"], f"{row['images']:,}", *cluster, f"{row['share']:.3f}")
+    return table
+
+
+def _table(title: str, first: str, *columns: str) -> Table:
+    table = Table(first, title=title, title_justify="left")
+    for name in columns:
+        table.add_column(name, justify="left" if name == "split" else "right")
+    return table
 
 
 def _cells(score: Mapping[str, float]) -> list[str]:

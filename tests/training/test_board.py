@@ -1,0 +1,19 @@
+"""TensorBoard reads what a run wrote for it, and a resumed run leaves no epoch twice."""
+
+from pathlib import Path
+
+import pytest
+from ncd_training.board import tensorboard
+from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+
+
+def test_scalars_by_group_and_after_going_on(tmp_path: Path) -> None:
+    with tensorboard(tmp_path, epochs_done=0) as write:
+        for epoch in (1, 2, 3):
+            write({"epoch": epoch, "distillation": 0.5 * epoch, "acc": 0.25})
+    with tensorboard(tmp_path, epochs_done=2) as write:
+        write({"epoch": 3, "distillation": 9.0})
+    events = EventAccumulator(str(tmp_path)).Reload()
+    assert set(events.Tags()["scalars"]) == {"terms of the objective/distillation", "unlabelled-train/ACC"}
+    points = {event.step: event.value for event in events.Scalars("terms of the objective/distillation")}
+    assert points == pytest.approx({1: 0.5, 2: 1.0, 3: 9.0})

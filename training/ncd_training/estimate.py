@@ -1,0 +1,96 @@
+"""What a run will cost, from real steps on a copy: the run's own weights and random order stay as they are."""
+
+from __future__ import annotations
+
+import os
+import resource
+import time
+from copy import deepcopy
+from dataclasses import dataclass, replace
+from itertools import islice
+from typing import TYPE_CHECKING
+
+import torch
+from torch.utils.data import default_collate
+
+from ncd_training.loop import train_step
+from ncd_training.randomness import generator_for
+from ncd_training.views import FileViews
+
+if TYPE_CHECKING:
+    from ncd_training.checkpoint import TrainState
+    from ncd_training.setup import Setup
+    from ncd_training.views import BatchPlan
+
+STEPS = 2  # the first one is slower: memory is taken, kernels are chosen
+_PATIENCE = 5.0  # s; where steps are slower than that, the first one has to do
+
+
+@dataclass(frozen=True)
+class Cost:
+    """Seconds that one batch takes, and the memory that it needs."""
+
+    load: float  # decoding and augmentation, in one process
+    trunk: float
+    branches: float  # forward, objective, backward, update
+    memory: int  # bytes at the highest, of the GPU if there is one
+
+    def step_seconds(self, *, workers: int, cached: bool) -> float:
+        """A step of joint training; from cached views, neither files nor the trunk are needed."""
+        return self.branches if cached else _overlapped(self.load, self.trunk + self.branches, workers=workers)
+
+    def cache_seconds(self, *, workers: int, share: float) -> float:
+        """To cache `share` times as many views as a batch has."""
+        return share * _overlapped(self.load, self.trunk, workers=workers)
+
+
+def measure(
+    state: TrainState, setup: Setup, plan: BatchPlan, *, processes: int = 1, patience: float = _PATIENCE
+) -> Cost:
+    """Train a copy of `state` for two steps on the first real batches, or one if that takes longer than `patience`.
+
+    Of several processes each has its share of a batch, so a share is what is timed.
+    """
+    model, objective, optimizer, precision = deepcopy((state.model, state.objective, state.optimizer, state.precision))
+    trial = replace(state, model=model, objective=objective, optimizer=optimizer, precision=precision)
+    views, labels = FileViews(setup.manifest.images, setup.config.data), torch.tensor(setup.labels)
+    if torch.cuda.is_available():
+        torch.cuda.reset_peak_memory_stats()
+    model.train()
+    # Views seed the default generator: it is given back as it was.
+    with torch.random.fork_rng(devices=[]):
+        for requests in islice(plan, STEPS):
+            requests = requests[::processes]
+            rows = [request.index for request in requests if request.index < len(labels)]
+            start = _now()
+            inputs = torch.cat(default_collate([views[request] for request in requests]))
+            loaded = _now()
+            with precision.autocast(model.trunk.mean.device):
+                maps = model.to_maps(model.placed(inputs))
+            through_trunk = _now()
+            train_step(trial, [*maps.chunk(2)], labels[rows], ramp=1.0, generator=generator_for(0))
+            end = _now()
+            if end - start > patience:
+                break
+    return Cost(loaded - start, through_trunk - loaded, end - through_trunk, _peak_memory())
+
+
+def _overlapped(load: float, compute: float, *, workers: int) -> float:
+    """Seconds a batch when `workers` processes load ahead: the scarcest of loaders, computation and cores decides."""
+    if not workers:
+        return load + compute
+    threads = 1 if torch.cuda.is_available() else torch.get_num_threads()
+    work = load + threads * compute
+    return max(load / workers, compute, work / max(threads, len(os.sched_getaffinity(0))))
+
+
+def _now() -> float:
+    if torch.cuda.is_available():
+        torch.cuda.synchronize()
+    return time.perf_counter()
+
+
+def _peak_memory() -> int:
+    if torch.cuda.is_available():
+        return torch.cuda.max_memory_allocated()
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024

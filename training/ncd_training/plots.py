@@ -1,0 +1,104 @@
+"""Pictures of a run: figures over the epochs, and t-SNE of the embeddings."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import matplotlib
+
+matplotlib.use("Agg")
+import matplotlib.pyplot as plt
+import numpy as np
+from matplotlib.ticker import MaxNLocator
+from numpy.typing import NDArray
+from sklearn.decomposition import PCA
+from sklearn.manifold import TSNE
+
+from ncd_serve.files import atomic_path
+from ncd_training.report import PAIRS, QUALITY, TERMS, grouped
+
+_MARKERS, _PALETTE = "os^DvP", plt.get_cmap("tab20")  # twenty colours for each marker
+_MOST_IN_LEGEND = 24
+_PCA_DIM = 50  # t-SNE's authors reduce to this first: distances stay, noise and time shrink
+_STYLES = {"precision": "-", "recall": "--"}
+
+
+@dataclass(frozen=True)
+class Points:
+    """Embeddings to draw: unlabelled images with a group each, and known-class ones as the background."""
+
+    unlabelled: NDArray[np.float32]
+    groups: NDArray[np.int64]
+    names: Sequence[str]  # of the groups, by number; where there is none, the number is the name
+    known: NDArray[np.float32]
+
+
+def draw_curves(rows: Sequence[Mapping[str, Any]], folder: Path) -> None:
+    """terms.png; quality.png and pseudo-labels.png, each where there is something to draw."""
+    for group, name in ((TERMS, "terms"), (QUALITY, "quality"), (PAIRS, "pseudo-labels")):
+        curves: dict[str, list[tuple[int, float]]] = {}
+        for row in rows:
+            for figure, value in grouped(row)[group].items():
+                curves.setdefault(figure, []).append((row["epoch"], value))
+        if curves:
+            _draw_group(group, curves, folder / f"{name}.png")
+
+
+def _draw_group(title: str, curves: Mapping[str, list[tuple[int, float]]], target: Path) -> None:
+    figure, axes = plt.subplots(figsize=(7, 4.2), layout="constrained")
+    colours: dict[str, str] = {}  # the figures of one branch share a colour
+    for name, points in curves.items():
+        branch, _, kind = name.rpartition(" ")
+        colour = colours.setdefault(branch or name, f"C{len(colours)}")
+        marker = "." if len(points) <= 30 else None
+        axes.plot(*zip(*points, strict=True), label=name, color=colour, linestyle=_STYLES.get(kind, "-"), marker=marker)
+    axes.set(title=title, xlabel="epoch")
+    if title == TERMS:
+        # Terms differ by orders of magnitude, and a ramp-up starts at 0.
+        axes.set_yscale("symlog", linthresh=1e-3)
+        axes.set_ylim(bottom=0)
+    else:
+        axes.set_ylim(0, 1.02)
+    axes.xaxis.set_major_locator(MaxNLocator(integer=True))
+    axes.grid(alpha=0.3)
+    axes.spines[["top", "right"]].set_visible(False)
+    axes.legend(fontsize="small", loc="center left", bbox_to_anchor=(1, 0.5), frameon=False)
+    _save(figure, target)
+
+
+def draw_tsne(points: Points, *, title: str, seed: int, target: Path) -> None:
+    """Unlabelled images in their groups' colours, known-class images in grey behind them."""
+    places = tsne(np.concatenate([points.unlabelled, points.known]), seed=seed)
+    novel, known = places[: len(points.unlabelled)], places[len(points.unlabelled) :]
+    figure, axes = plt.subplots(figsize=(8, 6.4), layout="constrained")
+    axes.scatter(known[:, 0], known[:, 1], s=9, color="0.8", linewidths=0, label="known classes")
+    for order, group in enumerate(np.unique(points.groups)):
+        # Dark colours first: the pale ones of the palette only where there are more than ten groups.
+        colour = _PALETTE((2 * order + order % 20 // 10) % 20)
+        name = points.names[group] if group < len(points.names) else str(group)
+        here = novel[points.groups == group]
+        marker = _MARKERS[order // 20 % len(_MARKERS)]
+        axes.scatter(here[:, 0], here[:, 1], s=18, color=colour, marker=marker, linewidths=0, label=name)
+    axes.set(title=title, xticks=[], yticks=[])
+    axes.set_aspect("equal", adjustable="datalim")
+    if len(np.unique(points.groups)) <= _MOST_IN_LEGEND:
+        axes.legend(loc="center left", bbox_to_anchor=(1, 0.5), frameon=False, fontsize="small", markerscale=1.5)
+    _save(figure, target)
+
+
+def tsne(features: NDArray[np.float32], *, seed: int) -> NDArray[np.float32]:
+    """Places [M, 2] in which near embeddings stay near; the seed alone decides them."""
+    directions = features / np.maximum(np.linalg.norm(features, axis=1, keepdims=True), 1e-12)
+    reduced = PCA(min(_PCA_DIM, *directions.shape), random_state=seed).fit_transform(directions)
+    perplexity = min(30.0, (len(reduced) - 1) / 3)
+    places: NDArray[np.float32] = TSNE(perplexity=perplexity, init="pca", random_state=seed).fit_transform(reduced)
+    return places
+
+
+def _save(figure: Any, target: Path) -> None:
+    with atomic_path(target) as temporary:
+        figure.savefig(temporary, format="png", dpi=120)
+    plt.close(figure)
