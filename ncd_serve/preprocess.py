@@ -38,7 +38,7 @@ def open_image(source: Path | bytes, *, at_least: int = 0) -> Image.Image:
     of the size is several times faster than decoding all of it and shrinking afterwards.
     """
     try:
-        data = _read(source)
+        data = read_image(source)
         with warnings.catch_warnings():
             warnings.simplefilter("ignore", Image.DecompressionBombWarning)
             image = Image.open(io.BytesIO(data), formats=FORMATS)
@@ -68,8 +68,12 @@ def load_array(source: Path | bytes, spec: PreprocessSpec) -> NDArray[np.uint8]:
     return to_array(open_image(source, at_least=spec.resize), spec)
 
 
-def _read(source: Path | bytes) -> bytes:
-    size = len(source) if isinstance(source, bytes) else source.stat().st_size
-    if not 0 < size <= MAX_BYTES:
-        raise DataError("the file is empty" if size == 0 else f"{size:,} bytes are more than {MAX_BYTES:,}")
-    return source if isinstance(source, bytes) else source.read_bytes()
+def read_image(source: Path | bytes) -> bytes:
+    """The bytes of an untrusted image file, or DataError with the reason."""
+    try:
+        size = len(source) if isinstance(source, bytes) else source.stat().st_size
+        if not 0 < size <= MAX_BYTES:
+            raise DataError("the file is empty" if size == 0 else f"{size:,} bytes are more than {MAX_BYTES:,}")
+        return source if isinstance(source, bytes) else source.read_bytes()
+    except OSError as error:
+        raise DataError(f"cannot be read: {error.strerror}") from error

@@ -1,47 +1,67 @@
+import shutil
+from importlib.resources import files
 from pathlib import Path
 
 import pytest
 from ncd_training.config import DataConfig
-from ncd_training.datasets import load_manifest
+from ncd_training.datasets import DATASETS, load_manifest, splits
+from ncd_training.datasets.splits import load_classes, load_split
 from ncd_training.manifest import Manifest
 from PIL import Image
 
 from ncd_serve.errors import DataError, UsageError
 
-REAL_CUB = Path(__file__).parents[3] / "shared" / "data" / "CUB_200_2011"
+FOLDER = Path(str(files("ncd_training") / "splits"))
+LISTS = ("imagenet-118", "imagenet100-open")
+SPLITS = (
+    "aircraft",
+    "cifar10",
+    "cifar100",
+    "cub200",
+    "imagenet-a",
+    "imagenet-b",
+    "imagenet-c",
+    "imagenet100",
+    "stanford-cars",
+)
 
 
-def make_cub(root: Path, classes: int = 200) -> Path:
-    """The official layout with two training and one test image of each class; the paths are all there is of images."""
-    lines: dict[str, list[str]] = {name: [] for name in ("images", "image_class_labels", "train_test_split", "classes")}
-    for label in range(1, classes + 1):
-        lines["classes"].append(f"{label} {label:03d}.Bird_{label}")
-        for copy in range(3):
-            number = len(lines["images"]) + 1
-            lines["images"].append(f"{number} {label:03d}.Bird_{label}/{copy}.jpg")
-            lines["image_class_labels"].append(f"{number} {label}")
-            lines["train_test_split"].append(f"{number} {int(copy < 2)}")
-    root.mkdir()
-    for name, rows in lines.items():
-        (root / f"{name}.txt").write_text("\n".join(rows) + "\n")
-    return root
+def test_the_shipped_splits_are_the_published_ones() -> None:
+    sizes = {name: (len(load_split(name).known), len(load_split(name).novel)) for name in SPLITS}
+    assert sizes == {
+        "aircraft": (80, 20),
+        "cifar10": (5, 5),
+        "cifar100": (80, 20),
+        "cub200": (160, 40),
+        "imagenet-a": (0, 30),
+        "imagenet-b": (0, 30),
+        "imagenet-c": (0, 30),
+        "imagenet100": (70, 30),
+        "stanford-cars": (156, 40),
+    }
+    assert all(len(set(split.classes)) == len(split.classes) for split in map(load_split, SPLITS))
+    assert {f"{name}.json" for name in LISTS + SPLITS} == {path.name for path in FOLDER.glob("*.json")}
 
 
-def test_cub_splits_by_class_number(tmp_path: Path) -> None:
-    root = make_cub(tmp_path / "CUB_200_2011")
-    manifest = load_manifest(DataConfig(dataset="cub200", root=root))
-    assert (len(manifest.labelled), len(manifest.unlabelled), manifest.novel_classes) == (320, 80, 40)
-    assert (len(manifest.known_test), len(manifest.novel_test)) == (160, 40)
-    assert manifest.known_classes[-1] == "160.Bird_160"
-    assert manifest.unlabelled[0] == root / "images" / "161.Bird_161" / "0.jpg"
-    assert manifest.truth == [number for number in range(40) for _ in range(2)]
+def test_imagenet_s_lists_overlap_as_published() -> None:
+    aside = load_classes("imagenet-118")
+    a, b, c = (set(load_split(f"imagenet-{letter}").novel) for letter in "abc")
+    assert len(aside) == len(set(aside)) == 118
+    assert a | b | c <= set(aside)
+    assert [len(a & b), len(a & c), len(b & c), len(a | b | c)] == [7, 7, 7, 72]
+    hundred = set(load_split("imagenet100").classes)
+    assert (len(hundred), len(set(load_classes("imagenet100-open")))) == (100, 100)
+    assert len(hundred & set(load_classes("imagenet100-open"))) == 12
 
 
-@pytest.mark.skipif(not REAL_CUB.is_dir(), reason="the real images are not beside this clone")
-def test_real_cub_has_the_published_numbers() -> None:
-    manifest = load_manifest(DataConfig(dataset="cub200", root=REAL_CUB))
-    assert (len(manifest.labelled), len(manifest.unlabelled)) == (4796, 1198)
-    assert all(path.is_file() for path in manifest.images)
+def test_a_changed_split_file_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    shutil.copytree(FOLDER, tmp_path / "splits")
+    monkeypatch.setattr(splits, "_FOLDER", tmp_path / "splits")
+    file = tmp_path / "splits" / "cifar10.json"
+    assert load_split("cifar10").novel[0] == "dog"
+    file.write_text(file.read_text().replace('"dog"', '"cow"'))
+    with pytest.raises(DataError, match=r"cifar10\.json was changed"):
+        load_split("cifar10")
 
 
 def test_glyphs_are_drawn_once_and_the_same_for_a_seed(tmp_path: Path) -> None:
@@ -58,7 +78,11 @@ def test_glyphs_are_drawn_once_and_the_same_for_a_seed(tmp_path: Path) -> None:
     ("data", "kind", "hint"),
     [
         ({"dataset": "cub20"}, UsageError, "did you mean 'cub200'?"),
-        ({"dataset": "cub200", "root": "nowhere"}, DataError, "official archive"),
+        ({"dataset": "scars"}, UsageError, "did you mean 'stanford-cars'?"),
+        ({"dataset": "stanford_cars"}, UsageError, "did you mean 'stanford-cars'?"),
+        ({"dataset": "CIFAR-100"}, UsageError, "did you mean 'cifar100'?"),
+        ({"dataset": "imagenet"}, UsageError, "did you mean 'imagenet-a'?"),
+        ({"dataset": "cub200", "root": "nowhere"}, DataError, "official archive there (CUB_200_2011.tgz)"),
         ({}, UsageError, "--dataset"),
         ({"labelled": "nowhere", "unlabelled": "nowhere"}, DataError, "check the path"),
     ],
@@ -67,6 +91,13 @@ def test_what_is_missing_is_said(data: dict[str, str], kind: type[Exception], hi
     with pytest.raises(kind) as caught:
         load_manifest(DataConfig.model_validate(data))
     assert hint in caught.value.hint  # type: ignore[attr-defined]
+
+
+@pytest.mark.parametrize("name", sorted(set(DATASETS) - {"glyphs"}))
+def test_a_missing_archive_is_named(name: str, tmp_path: Path) -> None:
+    with pytest.raises(DataError, match=f"dataset '{name}' is not at {tmp_path}: it has no ") as caught:
+        load_manifest(DataConfig(dataset=name, root=tmp_path))
+    assert DATASETS[name].archive in (caught.value.hint or "")
 
 
 @pytest.mark.parametrize(

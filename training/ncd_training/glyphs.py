@@ -17,6 +17,7 @@ from numpy.typing import NDArray
 from PIL import Image, ImageDraw, ImageFont
 
 from ncd_serve.files import atomic_directory
+from ncd_training.progress import Track, silent
 
 NOVEL = tuple("AEIOU")
 KNOWN = tuple(letter for letter in string.ascii_uppercase if letter not in NOVEL)
@@ -27,11 +28,12 @@ _FONTS = ("DejaVuSans", "DejaVuSansMono", "DejaVuSerif", "STIXGeneral", "cmr10",
 _STYLES = ("", "-Bold", "-Oblique", "-Italic", "-BoldOblique", "-BoldItalic", "Bol", "Italic", "BolIta")
 
 
-def write_glyphs(root: Path, *, train: int = 80, test: int = 20, seed: int = 0) -> Path:
+def write_glyphs(root: Path, *, train: int = 80, test: int = 20, seed: int = 0, track: Track = silent) -> Path:
     """Draw `train` and `test` images of every class into root/{train,test}/<class>/; kept if already there."""
     if not root.exists():
         with atomic_directory(root) as folder:
-            for number, character in enumerate(KNOWN + NOVEL):
+            letters = KNOWN + NOVEL
+            for number, character in track(enumerate(letters), "drawing glyphs", len(letters)):
                 for split, count in (("train", train), ("test", test)):
                     rng = np.random.default_rng([seed, number, split == "test"])
                     _write_class(folder / split / character, character, count, rng)

@@ -31,6 +31,9 @@ class Manifest:
     novel_names: tuple[str, ...] = ()  # of the numbers in `truth` and `novel_test`, where a dataset names them
     known_test: tuple[tuple[Path, int], ...] = ()
     novel_test: tuple[tuple[Path, int], ...] = ()
+    published: bool = False  # the split is a published one: nothing that can be read is taken out of it
+    open_world: bool = False  # known classes are in the pile too: `truth` and `novel_test` count them first
+    notes: tuple[str, ...] = ()  # what the user should know about these images before training on them
 
     @property
     def images(self) -> list[Path]:

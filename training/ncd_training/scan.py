@@ -2,46 +2,127 @@
 
 from __future__ import annotations
 
-from concurrent.futures import ThreadPoolExecutor
-from dataclasses import replace
+import hashlib
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from itertools import accumulate, pairwise
 from pathlib import Path
+from typing import NamedTuple, TypeVar
 
 from ncd_serve.errors import DataError
-from ncd_serve.preprocess import open_image
+from ncd_serve.preprocess import open_image, read_image
 from ncd_training.manifest import Manifest
+from ncd_training.parallel import in_threads
 from ncd_training.progress import Track
 
+T = TypeVar("T")
 _SMALL = 32  # decode JPEGs at a fraction of their size: every byte is still read
+_NAMED = 10  # bad files that an error message names
 
 
-def scan(manifest: Manifest, *, track: Track) -> tuple[Manifest, dict[Path, str]]:
-    """The manifest without unreadable images, and the reason for each that was left out."""
-    paths = manifest.images + [path for path, _ in (*manifest.known_test, *manifest.novel_test)]
-    with ThreadPoolExecutor() as pool:
-        reasons = dict(zip(paths, track(pool.map(_problem, paths), "checking images", len(paths)), strict=True))
-    bad = {path: reason for path, reason in reasons.items() if reason}
-    kept = [number for number, path in enumerate(manifest.unlabelled) if path not in bad]
-    if not kept:
-        raise DataError(f"none of the {len(manifest.unlabelled)} unlabelled images can be read", hint=_example(bad))
-    clean = replace(
-        manifest,
-        labelled=[pair for pair in manifest.labelled if pair[0] not in bad],
-        unlabelled=[manifest.unlabelled[number] for number in kept],
-        truth=None if manifest.truth is None else [manifest.truth[number] for number in kept],
-        known_test=tuple(pair for pair in manifest.known_test if pair[0] not in bad),
-        novel_test=tuple(pair for pair in manifest.novel_test if pair[0] not in bad),
+class Finding(NamedTuple):
+    """What is wrong with a file."""
+
+    path: Path
+    reason: str
+
+
+@dataclass(frozen=True)
+class Findings:
+    """Files that were left out, and duplicates that stay because a published split has them."""
+
+    skipped: tuple[Finding, ...] = ()
+    duplicates: tuple[Finding, ...] = ()
+
+    def lines(self, most: int | None = None) -> list[str]:
+        """One line for each file, at most so many of a kind, and how many more there are."""
+        kinds = (("skipped", self.skipped), ("kept, as published,", self.duplicates))
+        return [line for word, findings in kinds for line in _shortened(word, findings, most)]
+
+
+class _Look(NamedTuple):
+    problem: str
+    digest: bytes = b""
+
+
+def scan(manifest: Manifest, *, track: Track, strict: bool = False) -> tuple[Manifest, Findings]:
+    """The manifest without images that cannot be used, and what was found; with `strict`, such images are an error.
+
+    Of files with the same bytes the first stays: labelled before unlabelled, training before test images.
+    """
+    groups: list[list[Path]] = [
+        [path for path, _ in manifest.labelled],
+        manifest.unlabelled,
+        [path for path, _ in manifest.known_test],
+        [path for path, _ in manifest.novel_test],
+    ]
+    paths = [path for group in groups for path in group]
+    looks = list(track(in_threads(_look, paths), "checking images", len(paths)))
+    unreadable = [look.problem for look in looks]
+    repeated = _repeated(paths, looks)
+    reasons = unreadable if manifest.published else [a or b for a, b in zip(unreadable, repeated, strict=True)]
+    findings = Findings(
+        skipped=_findings(paths, reasons),
+        duplicates=_findings(paths, repeated) if manifest.published else (),
     )
-    return clean, bad
+    if strict and findings.skipped:
+        raise DataError(
+            "\n".join([f"{len(findings.skipped):,} images cannot be used", *findings.lines(_NAMED)]),
+            hint="remove or replace them; without --strict-data they are left out",
+        )
+    bounds = [0, *accumulate(len(group) for group in groups)]
+    by_group = [reasons[start:end] for start, end in pairwise(bounds)]
+    if all(by_group[1]):
+        raise DataError(
+            f"none of the {len(manifest.unlabelled)} unlabelled images can be used",
+            hint=f"for example {manifest.unlabelled[0]}: {by_group[1][0]}",
+        )
+    return _without(manifest, by_group), findings
 
 
-def _problem(path: Path) -> str:
+def _look(path: Path) -> _Look:
     try:
-        open_image(path, at_least=_SMALL)
+        content = read_image(path)
+        open_image(content, at_least=_SMALL)
     except DataError as error:
-        return str(error)
-    return ""
+        return _Look(str(error))
+    return _Look("", hashlib.blake2b(content, digest_size=16).digest())
 
 
-def _example(bad: dict[Path, str]) -> str:
-    path, reason = next(iter(bad.items()))
-    return f"for example {path}: {reason}"
+def _repeated(paths: Sequence[Path], looks: Sequence[_Look]) -> list[str]:
+    """For each image, which earlier one it repeats."""
+    first: dict[bytes, Path] = {}
+    reasons = []
+    for path, look in zip(paths, looks, strict=True):
+        earlier = None if look.problem else first.get(look.digest)
+        if earlier is None and not look.problem:
+            first[look.digest] = path
+        reasons.append("" if earlier is None else "listed twice" if earlier == path else f"same bytes as {earlier}")
+    return reasons
+
+
+def _findings(paths: Sequence[Path], reasons: Sequence[str]) -> tuple[Finding, ...]:
+    return tuple(Finding(path, reason) for path, reason in zip(paths, reasons, strict=True) if reason)
+
+
+def _without(manifest: Manifest, reasons: Sequence[Sequence[str]]) -> Manifest:
+    """The manifest without the images that there is a reason against."""
+    labelled, unlabelled, known_test, novel_test = reasons
+    return replace(
+        manifest,
+        labelled=_good(manifest.labelled, labelled),
+        unlabelled=_good(manifest.unlabelled, unlabelled),
+        truth=None if manifest.truth is None else _good(manifest.truth, unlabelled),
+        known_test=tuple(_good(manifest.known_test, known_test)),
+        novel_test=tuple(_good(manifest.novel_test, novel_test)),
+    )
+
+
+def _good(items: Sequence[T], reasons: Sequence[str]) -> list[T]:
+    return [item for item, reason in zip(items, reasons, strict=True) if not reason]
+
+
+def _shortened(word: str, findings: Sequence[Finding], most: int | None) -> list[str]:
+    shown = [f"{word} {finding.path}: {finding.reason}" for finding in findings[:most]]
+    more = len(findings) - len(shown)
+    return [*shown, f"{word} {more:,} more"] if more else shown

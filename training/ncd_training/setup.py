@@ -2,19 +2,23 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
-from ncd_serve.errors import UsageError
+from ncd_serve.errors import DataError, UsageError
 from ncd_training import progress
 from ncd_training.datasets import load_manifest
-from ncd_training.scan import scan
+from ncd_training.manifest import Manifest, pile
+from ncd_training.scan import Findings, scan
 
 if TYPE_CHECKING:
     from rich.console import Console
 
     from ncd_training.config import TrainConfig
-    from ncd_training.manifest import Manifest
+
+
+_FEWEST = 8  # images to pretrain on
+_SHOWN = 10  # files that cannot be used, on the console; the run directory's skipped.txt lists them all
 
 
 @dataclass(frozen=True)
@@ -24,6 +28,7 @@ class Setup:
     config: TrainConfig
     manifest: Manifest
     console: Console
+    findings: Findings = field(default_factory=Findings)
 
     @property
     def track(self) -> progress.Track:
@@ -42,15 +47,34 @@ class Setup:
         return self.config.data.novel_classes
 
 
+def prepare_images(config: TrainConfig, console: Console) -> Setup:
+    """For pretraining: all training images of a dataset, or all below the user's folders. Labels do not matter."""
+    folders = [folder for folder in (config.data.labelled, config.data.unlabelled) if folder is not None]
+    manifest = pile(folders) if folders else load_manifest(config.data, track=progress.on(console))
+    manifest, findings = _scanned(manifest, config, console)
+    images, pretrain = len(manifest.images), config.pretrain
+    if images < _FEWEST:
+        raise DataError(f"{images} images are too few to learn from", hint=f"give at least {_FEWEST}")
+    # A queue as long as an epoch would hold the key of the very image that a view is compared with others.
+    sizes = {"batch": min(pretrain.batch, images // 2), "queue": min(pretrain.queue, images // 2)}
+    config = config.model_copy(update={"pretrain": pretrain.model_copy(update=sizes)})
+    return Setup(config, manifest, console, findings)
+
+
 def prepare(config: TrainConfig, console: Console) -> Setup:
     """Find and look at everything that a run needs."""
-    manifest = load_manifest(config.data)
+    manifest = load_manifest(config.data, track=progress.on(console))
     clusters = config.data.novel_classes or manifest.novel_classes
     if clusters is None:
         raise UsageError("how many novel classes are there?", hint="give --novel-classes N")
-    manifest, bad = scan(manifest, track=progress.on(console))
-    for path, reason in bad.items():
-        console.print(f"skipped {path}: {reason}", style="yellow", markup=False, soft_wrap=True, highlight=False)
+    manifest, findings = _scanned(manifest, config, console)
     manifest.check(clusters)
     data = config.data.model_copy(update={"novel_classes": clusters})
-    return Setup(config.model_copy(update={"data": data}), manifest, console)
+    return Setup(config.model_copy(update={"data": data}), manifest, console, findings)
+
+
+def _scanned(manifest: Manifest, config: TrainConfig, console: Console) -> tuple[Manifest, Findings]:
+    manifest, findings = scan(manifest, track=progress.on(console), strict=config.data.strict)
+    for line in findings.lines(_SHOWN):
+        console.print(line, style="yellow", markup=False, soft_wrap=True, highlight=False)
+    return manifest, findings
