@@ -69,15 +69,25 @@ def class_folders(root: Path) -> dict[str, list[Path]]:
 def from_folders(labelled: Path, unlabelled: Path) -> Manifest:
     """The user's own images: class folders, and a folder (flat or nested) of images that nobody named."""
     classes = class_folders(labelled)
-    if not unlabelled.is_dir():
-        raise DataError(f"no such folder: {unlabelled}", hint="check the path")
-    pile = images_in(unlabelled)
-    if not pile:
-        raise DataError(f"no images in {unlabelled}", hint="put the images to be grouped there")
     return Manifest(
         name=unlabelled.resolve().name,
         labelled=[(path, number) for number, paths in enumerate(classes.values()) for path in paths],
-        unlabelled=pile,
+        unlabelled=_images_below(unlabelled),
         known_classes=list(classes),
         novel_classes=None,
     )
+
+
+def pile(folders: list[Path]) -> Manifest:
+    """All images below some folders, none of them labelled."""
+    images = [path for folder in folders for path in _images_below(folder)]
+    return Manifest(folders[-1].resolve().name, labelled=[], unlabelled=images, known_classes=[], novel_classes=None)
+
+
+def _images_below(folder: Path) -> list[Path]:
+    if not folder.is_dir():
+        raise DataError(f"no such folder: {folder}", hint="check the path")
+    images = images_in(folder)
+    if not images:
+        raise DataError(f"no images in {folder}", hint="put the images to be grouped there")
+    return images
