@@ -75,8 +75,12 @@ def config_layers(
 
 def resolve(recipes: list[str] | None, config: Path | None, settings: list[str] | None, flags: dict[str, Any]) -> Any:
     """The configuration that the options of a training command make."""
-    if flags["data.dataset"] is not None and (flags["data.labelled"] or flags["data.unlabelled"]):
-        raise UsageError("a named dataset and own folders cannot be mixed", hint="drop --dataset, or the folders")
+    folders = flags["data.labelled"] or flags["data.unlabelled"]
+    if sum(place is not None for place in (flags["data.dataset"], folders, flags.get("data.manifest"))) > 1:
+        raise UsageError(
+            "a named dataset, own folders and a CSV file cannot be mixed",
+            hint="give one of them",
+        )
     return _resolving().merged(config_layers(recipes, config, settings, flags))
 
 

@@ -18,9 +18,11 @@ from ncd_serve.errors import UsageError
 
 def train(
     dataset: Annotated[str | None, typer.Option(help="A named dataset, e.g. glyphs or cub200.")] = None,
-    data_root: Annotated[Path | None, typer.Option(help="Where the named dataset is; default data/<name>.")] = None,
+    data_root: Annotated[Path | None, typer.Option(help="Where the named dataset is; default data.")] = None,
     labelled: Annotated[Path | None, typer.Option(help="Your images: one folder for each known class.")] = None,
     unlabelled: Annotated[Path | None, typer.Option(help="Your images that nobody named, flat or nested.")] = None,
+    manifest: Annotated[Path | None, typer.Option(help="Your images in a CSV file: path,label,split.")] = None,
+    strict_data: Annotated[bool, typer.Option("--strict-data", help="Stop at unusable images.")] = False,
     novel_classes: Annotated[int | None, typer.Option(min=2, help="How many clusters to find.")] = None,
     weights: Annotated[
         Path | None, typer.Option(help="Weights to start from: MoCo v2, RotNet, torchvision, timm, DINO, or a run.")
@@ -47,6 +49,8 @@ def train(
             "data.root": data_root and str(data_root.absolute()),
             "data.labelled": labelled and str(labelled.absolute()),
             "data.unlabelled": unlabelled and str(unlabelled.absolute()),
+            "data.manifest": manifest and str(manifest.absolute()),
+            "data.strict": strict_data or None,
             "data.novel_classes": novel_classes,
             "model.weights": weights and str(weights.absolute()),
             "optim.seed": seed,

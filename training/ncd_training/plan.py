@@ -29,6 +29,8 @@ def print_plan(setup: Setup, *, steps: int, origin: WeightsReport | None, folder
         highlight=False,
         soft_wrap=True,
     )
+    for note in manifest.notes:
+        setup.console.print(f"note: {note}", style="yellow", highlight=False, markup=False, soft_wrap=True)
     if origin is not None:
         setup.console.print(origin.line, highlight=False, markup=False, soft_wrap=True)
     elif not config.rotations.epochs:

@@ -51,6 +51,8 @@ def load_manifest(data: DataConfig, *, track: progress.Track = progress.silent) 
     """The images that a configuration names, or an error that says what is missing."""
     if data.manifest:
         return from_csv(data.manifest)
+    if bool(data.labelled) != bool(data.unlabelled):
+        raise UsageError("own folders come in pairs", hint="give both --labelled DIR and --unlabelled DIR")
     if data.labelled and data.unlabelled:
         return from_folders(data.labelled, data.unlabelled)
     if data.dataset is None:
