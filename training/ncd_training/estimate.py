@@ -28,8 +28,9 @@ _PATIENCE = 5.0  # s; where steps are slower than that, the first one has to do
 
 @dataclass(frozen=True)
 class Cost:
-    """Seconds that one batch takes, and the memory that it needs."""
+    """Seconds that one process's part of a batch takes, and the memory that it needs."""
 
+    views: int  # in it
     load: float  # decoding and augmentation, in one process
     trunk: float
     branches: float  # forward, objective, backward, update
@@ -39,9 +40,9 @@ class Cost:
         """A step of joint training; from cached views, neither files nor the trunk are needed."""
         return self.branches if cached else _overlapped(self.load, self.trunk + self.branches, workers=workers)
 
-    def cache_seconds(self, *, workers: int, share: float) -> float:
-        """To cache `share` times as many views as a batch has."""
-        return share * _overlapped(self.load, self.trunk, workers=workers)
+    def cache_seconds(self, views: int, *, workers: int) -> float:
+        """To send so many views through the trunk."""
+        return views / self.views * _overlapped(self.load, self.trunk, workers=workers)
 
 
 def measure(
@@ -72,7 +73,7 @@ def measure(
             end = _now()
             if end - start > patience:
                 break
-    return Cost(loaded - start, through_trunk - loaded, end - through_trunk, _peak_memory())
+    return Cost(len(inputs), loaded - start, through_trunk - loaded, end - through_trunk, _peak_memory())
 
 
 def _overlapped(load: float, compute: float, *, workers: int) -> float:

@@ -49,12 +49,10 @@ def cost_line(setup: Setup, cost: Cost, *, steps: int) -> str:
     step = cost.step_seconds(workers=data.workers, cached=bool(data.cache_views))
     total, line = optim.epochs * steps * step, ""
     if data.cache_views:
-        batch = 2 * (optim.labelled_batch + optim.unlabelled_batch)
-        share = len(setup.manifest.images) * data.cache_views / batch
-        caching = cost.cache_seconds(workers=data.workers, share=share)
+        caching = cost.cache_seconds(len(setup.manifest.images) * data.cache_views, workers=data.workers)
         total, line = total + caching, f", {duration(caching)} to cache views"
-    stages = {"rotations": setup.config.rotations.epochs, "supervised": setup.config.supervised.epochs}
-    before = [f"{epochs} epochs of the stage {name}" for name, epochs in stages.items() if epochs]
+    stages = {"rotations": setup.config.rotations.epochs, "supervised training": setup.config.supervised.epochs}
+    before = [f"{epochs} epoch{'s' * (epochs > 1)} of {name}" for name, epochs in stages.items() if epochs]
     return (
         f"about {duration(total)} ({step:.2g} s a step, {steps} steps an epoch{line})"
         f"{', not counting ' + ' and '.join(before) if before else ''}; {cost.memory / 1e9:.1f} GB of memory"

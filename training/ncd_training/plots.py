@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -23,6 +24,7 @@ from ncd_training.report import PAIRS, QUALITY, TERMS, grouped
 _MARKERS, _PALETTE = "os^DvP", plt.get_cmap("tab20")  # twenty colours for each marker
 _MOST_IN_LEGEND = 24
 _PCA_DIM = 50  # t-SNE's authors reduce to this first: distances stay, noise and time shrink
+_REDRAW_AFTER = 60.0  # s
 _STYLES = {"precision": "-", "recall": "--"}
 
 
@@ -34,6 +36,19 @@ class Points:
     groups: NDArray[np.int64]
     names: Sequence[str]  # of the groups, by number; where there is none, the number is the name
     known: NDArray[np.float32]
+
+
+class CurvePlots:
+    """The curves of a run that goes on, redrawn now and then: drawing takes a second."""
+
+    def __init__(self, folder: Path) -> None:
+        self._folder, self._drawn = folder, time.monotonic()
+
+    def follow(self, rows: Sequence[Mapping[str, Any]]) -> None:
+        """Draw all epochs so far, if the last drawing is old enough."""
+        if time.monotonic() - self._drawn > _REDRAW_AFTER:
+            draw_curves(rows, self._folder)
+            self._drawn = time.monotonic()
 
 
 def draw_curves(rows: Sequence[Mapping[str, Any]], folder: Path) -> None:

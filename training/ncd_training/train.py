@@ -21,7 +21,7 @@ from ncd_training.estimate import measure
 from ncd_training.loop import train_epoch
 from ncd_training.objective import Objective
 from ncd_training.plan import print_cost, print_plan
-from ncd_training.plots import draw_curves
+from ncd_training.plots import CurvePlots, draw_curves
 from ncd_training.precision import Precision
 from ncd_training.ranks import Ranks, joined_ranks, with_global_batch_norm
 from ncd_training.run_dir import RunDir
@@ -139,23 +139,21 @@ def _fit(setup: Setup, state: TrainState, run: RunDir, log: RunLog) -> None:
     if config.optim.compile:
         state.model.compile()
     labels = torch.tensor(setup.labels)
-    rows = run.read_metrics()[: state.epoch]
+    rows, curves = run.read_metrics()[: state.epoch], CurvePlots(run.plots)
     epochs = config.optim.epochs
     display = EpochDisplay(setup.console, log, epochs=epochs, steps=len(plan), rows=rows)
     try:
-        with _board(setup, run, epochs_done=state.epoch) as board, display:
+        with _board(setup, state, run) as board, display:
             while state.epoch < epochs:
                 terms = train_epoch(state, display.steps(loader), plan, labels, config)
                 if not ranks.leads:
                     continue
                 display.say("looking at the clusters")
-                seen = watch.look(setup, state, run)
-                rows.append({"epoch": state.epoch, **terms, **seen})
+                rows.append({"epoch": state.epoch, **terms, **watch.look(setup, state, run)})
                 # The rows first: one beyond the checkpoint is dropped when the run goes on, a missing one is lost.
                 run.write_metrics(rows)
                 save_checkpoint(state, run.checkpoint)
-                if seen:
-                    draw_curves(rows, run.plots)
+                curves.follow(rows)
                 board(rows[-1])
                 display.show(rows[-1])
     except (KeyboardInterrupt, SystemExit):
@@ -166,6 +164,7 @@ def _fit(setup: Setup, state: TrainState, run: RunDir, log: RunLog) -> None:
         return
     if config.data.cache_dir is None:
         shutil.rmtree(run.cache, ignore_errors=True)
+    draw_curves(rows, run.plots)
     evaluate(setup, state, run)
 
 
@@ -176,14 +175,14 @@ def _batch_plan(setup: Setup) -> BatchPlan:
 
 
 def _board(
-    setup: Setup, run: RunDir, *, epochs_done: int
+    setup: Setup, state: TrainState, run: RunDir
 ) -> AbstractContextManager[Callable[[Mapping[str, Any]], object]]:
     """Where epochs are written for TensorBoard, if at all."""
-    if not setup.config.report.tensorboard:
+    if not (setup.config.report.tensorboard and state.ranks.leads):
         return nullcontext(lambda row: None)
     from ncd_training.board import tensorboard  # an optional extra
 
-    return tensorboard(run.path / "tensorboard", epochs_done=epochs_done)
+    return tensorboard(run.path / "tensorboard", epochs_done=state.epoch)
 
 
 def _joint_views(setup: Setup, model: DualBranchModel, run: RunDir) -> FileViews | CachedViews:
