@@ -1,5 +1,7 @@
 """TensorBoard reads what a run wrote for it, and a resumed run leaves no epoch twice."""
 
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -17,3 +19,12 @@ def test_scalars_by_group_and_after_going_on(tmp_path: Path) -> None:
     assert set(events.Tags()["scalars"]) == {"terms of the objective/distillation", "unlabelled-train/ACC"}
     points = {event.step: event.value for event in events.Scalars("terms of the objective/distillation")}
     assert points == pytest.approx({1: 0.5, 2: 1.0, 3: 9.0})
+
+
+def test_without_the_extra_nothing_is_begun(glyphs: Path, tmp_path: Path) -> None:
+    hide = "import sys; sys.modules['tensorboard'] = None; from ncd_serve.cli.app import main; main()"
+    command = [sys.executable, "-c", hide, "train", "--dataset", "glyphs", "--data-root", str(glyphs), "--tensorboard"]
+    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=120, check=False)
+    assert done.returncode == 6, done.stderr
+    assert "this needs tensorboard" in done.stderr and "pip install 'ncd-serve[tensorboard]'" in done.stderr
+    assert list(tmp_path.iterdir()) == []

@@ -42,15 +42,18 @@ def score_tables(summary: Mapping[str, Any], *, every_class: bool) -> list[Table
     if summary.get("pseudo_labels"):
         tables.append(_pairs_table(summary["pseudo_labels"]))
     splits = summary["scores"] if every_class else {UNLABELLED_TRAIN: summary["scores"].get(UNLABELLED_TRAIN)}
-    return tables + [_classes_table(split, score, every_class) for split, score in splits.items() if score]
+    return tables + [
+        _classes_table(split, score, every_class) for split, score in splits.items() if score and "classes" in score
+    ]
 
 
 def _scores_table(summary: Mapping[str, Any]) -> Table:
     table = _table("scores", "what", "split", "images", "ACC", "NMI", "ARI")
     for name, score in summary["baselines"].items():
         table.add_row(name, UNLABELLED_TRAIN, *_cells(score))
-    for split, score in summary["scores"].items():
-        table.add_row("known head" if split == KNOWN_TEST else "cluster head", split, *_cells(score))
+    for name, score in summary["scores"].items():
+        split, _, head = name.partition(", ")
+        table.add_row(head or ("known head" if split == KNOWN_TEST else "cluster head"), split, *_cells(score))
     return table
 
 
@@ -80,7 +83,7 @@ def _classes_table(split: str, score: Mapping[str, Any], every_class: bool) -> T
 
 
 def _table(title: str, first: str, *columns: str) -> Table:
-    table = Table(first, title=title, title_justify="left")
+    table = Table(first, title=title, title_justify="left", min_width=len(title))
     for name in columns:
         table.add_column(name, justify="left" if name == "split" else "right")
     return table
