@@ -21,7 +21,9 @@ from sklearn.manifold import TSNE
 from ncd_serve.files import atomic_path
 from ncd_training.report import PAIRS, QUALITY, TERMS, grouped
 
-_MARKERS, _PALETTE = "os^DvP", plt.get_cmap("tab20")  # twenty colours for each marker
+_MARKERS = "os^DvP"
+# The dark colours first, then the pale ones; no grey, which the known classes have.
+_COLOURS = [plt.get_cmap("tab20")(number) for shade in (0, 1) for number in range(shade, 20, 2) if number // 2 != 7]
 _MOST_IN_LEGEND = 24
 _PCA_DIM = 50  # t-SNE's authors reduce to this first: distances stay, noise and time shrink
 _REDRAW_AFTER = 60.0  # s
@@ -91,14 +93,13 @@ def draw_tsne(points: Points, *, title: str, seed: int, target: Path) -> None:
     figure, axes = plt.subplots(figsize=(8, 6.4), layout="constrained")
     axes.scatter(known[:, 0], known[:, 1], s=9, color="0.8", linewidths=0, label="known classes")
     for order, group in enumerate(np.unique(points.groups)):
-        # Dark colours first: the pale ones of the palette only where there are more than ten groups.
-        colour = _PALETTE((2 * order + order % 20 // 10) % 20)
         name = points.names[group] if group < len(points.names) else str(group)
         here = novel[points.groups == group]
-        marker = _MARKERS[order // 20 % len(_MARKERS)]
+        colour, marker = _COLOURS[order % len(_COLOURS)], _MARKERS[order // len(_COLOURS) % len(_MARKERS)]
         axes.scatter(here[:, 0], here[:, 1], s=18, color=colour, marker=marker, linewidths=0, label=name)
     axes.set(title=title, xticks=[], yticks=[])
-    axes.set_aspect("equal", adjustable="datalim")
+    axes.set_aspect("equal")
+    axes.spines[:].set_color("0.8")
     if len(np.unique(points.groups)) <= _MOST_IN_LEGEND:
         axes.legend(loc="center left", bbox_to_anchor=(1, 0.5), frameon=False, fontsize="small", markerscale=1.5)
     _save(figure, target)
@@ -115,5 +116,5 @@ def tsne(features: NDArray[np.float32], *, seed: int) -> NDArray[np.float32]:
 
 def _save(figure: Any, target: Path) -> None:
     with atomic_path(target) as temporary:
-        figure.savefig(temporary, format="png", dpi=120)
+        figure.savefig(temporary, format="png", dpi=120, bbox_inches="tight")
     plt.close(figure)

@@ -121,9 +121,10 @@ def _draw(setup: Setup, state: TrainState, run: RunDir, outputs: Outputs, *, clu
     )
     groups, colour = (clusters, "cluster") if manifest.truth is None else (np.array(manifest.truth), "true class")
     names = manifest.novel_names if manifest.truth is not None else ()
+    when = f"after epoch {state.epoch}" if state.epoch else "before discovery"
     draw_tsne(
         Points(outputs.embedding[rows], groups[rows], names, known.embedding),
-        title=f"{manifest.name}, {name.replace('-', ' ')}: {len(rows):,} unlabelled images by {colour}",
+        title=f"{manifest.name} {when}: {len(rows):,} unlabelled images by {colour}",
         seed=seed,
         target=run.plots / f"tsne-{name}.png",
     )
