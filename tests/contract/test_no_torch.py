@@ -31,6 +31,7 @@ def heavy_imports(*arguments: object) -> str:
         ("--help",),
         ("--version",),
         ("train", "--help"),
+        ("pretrain", "--help"),
         ("doctor",),
         ("serve", "--repository", "nowhere"),
         ("query", __file__, "--url", "grpc://127.0.0.1:1"),

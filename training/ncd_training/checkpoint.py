@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+from collections import defaultdict
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Protocol
 
 import torch
 from safetensors import SafetensorError, safe_open
 from safetensors.torch import save_file
-from torch import Tensor
+from torch import Tensor, nn
 
 from ncd_serve.errors import DataError
 from ncd_serve.files import atomic_path
@@ -29,11 +31,27 @@ class TrainState:
     ranks: Ranks = field(default_factory=Ranks)
     epoch: int = 0  # epochs done
 
+    @property
+    def modules(self) -> dict[str, nn.Module]:
+        """What a checkpoint holds beside the optimiser."""
+        return {"model": self.model, "objective": self.objective}
 
-def save_checkpoint(state: TrainState, path: Path) -> None:
+
+class State(Protocol):
+    """What can be saved and restored: a training state, or a pretraining one."""
+
+    optimizer: torch.optim.SGD
+    precision: Precision
+    epoch: int
+
+    @property
+    def modules(self) -> dict[str, nn.Module]: ...  # noqa: D102
+
+
+def save_checkpoint(state: State, path: Path) -> None:
     """Write the state; a reader sees the previous file or this one."""
     tensors: dict[str, Tensor] = {}
-    for prefix, module in (("model", state.model), ("objective", state.objective)):
+    for prefix, module in state.modules.items():
         tensors |= {f"{prefix}.{name}": tensor.contiguous() for name, tensor in module.state_dict().items()}
     for number, slot in state.optimizer.state_dict()["state"].items():
         tensors[f"momentum.{number}"] = slot["momentum_buffer"].contiguous()
@@ -42,16 +60,16 @@ def save_checkpoint(state: TrainState, path: Path) -> None:
         save_file(tensors, temporary, metadata={"epoch": str(state.epoch)})
 
 
-def load_checkpoint(state: TrainState, path: Path) -> None:
+def load_checkpoint(state: State, path: Path) -> None:
     """Restore a state that was built from the same configuration."""
     tensors, state.epoch = _read(path)
-    groups: dict[str, dict[str, Tensor]] = {"model": {}, "objective": {}, "momentum": {}, "scaler": {}}
+    groups: dict[str, dict[str, Tensor]] = defaultdict(dict)
     for key, tensor in tensors.items():
         group, _, name = key.partition(".")
         groups[group][name] = tensor
     try:
-        state.model.load_state_dict(groups["model"])
-        state.objective.load_state_dict(groups["objective"])
+        for prefix, module in state.modules.items():
+            module.load_state_dict(groups[prefix])
     except RuntimeError as error:
         raise DataError(
             f"{path} does not fit the run's configuration: {error}", hint="was config.toml edited?"

@@ -28,31 +28,48 @@ class RunDir:
     path: Path
 
     @classmethod
-    def create(cls, path: Path, config: TrainConfig) -> RunDir:
+    def create(cls, path: Path, config: TrainConfig, *, command: str = "train") -> RunDir:
         """Make a new run directory; an existing run is never written over. Only torchrun's first process makes it."""
         if int(os.environ.get("RANK", "0")):
             return cls(path)
         if path.exists() and any(path.iterdir()):
             raise UsageError(
                 f"{path} already holds a run",
-                hint=f"go on with `ncd-serve train --resume {path}`, or choose another --out",
+                hint=f"go on with `ncd-serve {cls(path).made_by} --resume {path}`, or choose another --out",
             )
         run = cls(path)
         run.plots.mkdir(parents=True, exist_ok=True)
         write_text(run.path / "config.toml", config.to_toml())
-        write_json(run.path / "environment.json", _environment())
+        write_json(run.environment, {"made_by": command, **_environment()})
         return run
 
     @classmethod
-    def open(cls, path: Path) -> RunDir:
-        """An existing run directory."""
+    def open(cls, path: Path, *, command: str = "train") -> RunDir:
+        """An existing run directory that a command made."""
         if not (path / "config.toml").is_file():
-            raise DataError(f"{path} is not a run directory", hint="ncd-serve train makes one")
-        return cls(path)
+            raise DataError(f"{path} is not a run directory", hint=f"ncd-serve {command} makes one")
+        run = cls(path)
+        if run.made_by != command:
+            raise DataError(
+                f"{path} is a run of `ncd-serve {run.made_by}`, not of `ncd-serve {command}`",
+                hint=f"go on with `ncd-serve {run.made_by} --resume {path}`",
+            )
+        return run
 
     def config(self) -> TrainConfig:
         """The configuration that the run was started with."""
         return resolve_config(config_file=self.path / "config.toml")
+
+    @property
+    def environment(self) -> Path:
+        """What the run was started with: command, machine, packages."""
+        return self.path / "environment.json"
+
+    @property
+    def made_by(self) -> str:
+        """The command that made the run: train or pretrain."""
+        facts = json.loads(self.environment.read_text()) if self.environment.exists() else {}
+        return str(facts.get("made_by", "train"))
 
     @property
     def plots(self) -> Path:
@@ -93,6 +110,13 @@ class RunDir:
         """Baselines and scores so far."""
         empty: dict[str, Any] = {"baselines": {}, "scores": {}}
         return json.loads(self.summary.read_text()) if self.summary.exists() else empty
+
+    def note_start(self, findings: list[str], weights: dict[str, Any] | None) -> None:
+        """Keep what is known when training starts: images that were left out, and the file of initial weights."""
+        if findings:
+            write_text(self.path / "skipped.txt", "\n".join(findings) + "\n")
+        if weights:
+            write_json(self.summary, {**self.read_summary(), "weights": weights})
 
     def read_metrics(self) -> list[dict[str, Any]]:
         """All epochs so far."""

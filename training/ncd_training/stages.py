@@ -12,6 +12,8 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.optim.lr_scheduler import OneCycleLR
 
+from ncd_training.lessons import TrunkAndTail
+from ncd_training.rotations import Rotations
 from ncd_training.views import BatchPlan, batches
 
 if TYPE_CHECKING:
@@ -22,24 +24,19 @@ if TYPE_CHECKING:
     from ncd_training.progress import Track
     from ncd_training.views import CachedViews, FileViews
 
-_ROTATIONS = 4
-
 
 def train_rotations(
     model: DualBranchModel, views: FileViews, images: int, config: TrainConfig, *, track: Track
 ) -> None:
     """RotNet: trunk and tail learn to tell by which quarter turn an image was rotated. Uses no labels at all."""
-    head = nn.Linear(model.dim, _ROTATIONS).to(model.trunk.mean.device)
-    model.trunk.stages.requires_grad_(True).train()
+    network = TrunkAndTail(model.trunk, model.branches[0].tail)
+    lesson = Rotations(network, model.dim).to(model.trunk.mean.device).train()
 
     def loss(pictures: Tensor, _rows: list[int]) -> Tensor:
-        turned = torch.cat([torch.rot90(pictures, turns, (2, 3)) for turns in range(_ROTATIONS)])
-        answers = torch.arange(_ROTATIONS, device=pictures.device).repeat_interleave(len(pictures))
-        return F.cross_entropy(head(model.branches[0].tail(model.trunk(turned)).embedding), answers)
+        return lesson(pictures).loss
 
-    trained = nn.ModuleList([model.trunk.stages, model.branches[0].tail, head])
-    _train(model, trained, loss, views, images, config.rotations, config, track=track, what="learning rotations")
-    model.trunk.stages.requires_grad_(False).eval()
+    _train(model, lesson, loss, views, images, config.rotations, config, track=track, what="learning rotations")
+    network.freeze()
 
 
 def train_supervised(
@@ -61,7 +58,7 @@ def train_supervised(
 
 def _train(
     model: DualBranchModel,
-    trained: nn.ModuleList,
+    trained: nn.Module,
     loss: Callable[[Tensor, list[int]], Tensor],
     views: FileViews | CachedViews,
     images: int,

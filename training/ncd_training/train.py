@@ -12,7 +12,7 @@ from typing import Any
 import torch
 from rich.console import Console
 
-from ncd_serve.files import write_json, write_text
+from ncd_serve.files import write_json
 from ncd_training import watch
 from ncd_training.checkpoint import TrainState, load_checkpoint, save_checkpoint
 from ncd_training.display import EpochDisplay
@@ -82,10 +82,7 @@ def _start(setup: Setup, run: RunDir, *, processes: int) -> None:
     config, plan = setup.config, _batch_plan(setup)
     parts, origin = initial_trunk(config, weights=config.model.weights)
     print_plan(setup, steps=len(plan), origin=origin, folder=run.path)
-    if findings := setup.findings.lines():
-        write_text(run.path / "skipped.txt", "\n".join(findings) + "\n")
-    if origin is not None:
-        write_json(run.summary, {**run.read_summary(), "weights": origin.facts()})
+    run.note_start(setup.findings.lines(), origin.facts() if origin else None)
     state = build_state(setup, parts)
     print_cost(setup, measure(state, setup, plan, processes=processes), steps=len(plan))
     if config.rotations.epochs:

@@ -19,7 +19,6 @@ from ncd_serve.errors import DataError
 from ncd_training.run_dir import weights_path
 
 Channels = tuple[float, float, float]
-OWN_RUN = "ncd-serve run"
 
 # Where checkpoints keep their tensors. Averaged weights come first: they are the ones that papers report.
 _WRAPPERS = ("teacher", "student", "state_dict_ema", "model_ema", "state_dict", "model")
@@ -62,13 +61,14 @@ def read_weights(path: Path) -> WeightFile:
 
 def _own_run(path: Path, tensors: dict[str, Tensor]) -> WeightFile:
     model = _below("model.", tensors)
-    # Stored for images of 0 to 255, and as float32: 0.485 comes back as 0.48500001.
-    mean, std = ([round(value / 255, 6) for value in model[f"trunk.{name}"].flatten().tolist()] for name in _MOMENTS)
     weights = {name: tensor for name, tensor in model.items() if name.startswith(("trunk.stages.", "branches.0.tail."))}
-    return WeightFile(path, OWN_RUN, weights, (mean[0], mean[1], mean[2]), (std[0], std[1], std[2]))
+    return WeightFile(path, "ncd-serve run", weights, channels(model["trunk.mean"]), channels(model["trunk.std"]))
 
 
-_MOMENTS = ("mean", "std")
+def channels(moments: Tensor) -> Channels:
+    """A model's mean or standard deviation, stored as float32 for pixels of 0 to 255, for pixels of 0 to 1."""
+    red, green, blue = (round(value / 255, 6) for value in moments.flatten().tolist())
+    return red, green, blue
 
 
 def _guess(tensors: dict[str, Tensor]) -> str:

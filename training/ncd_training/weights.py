@@ -2,21 +2,24 @@
 
 from __future__ import annotations
 
+import json
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import torch
+from safetensors.torch import save_file
 from torch import Tensor
 
 from ncd_serve.errors import DataError
-from ncd_serve.files import sha256
+from ncd_serve.files import atomic_path, sha256
 from ncd_training.trunk import TRUNKS, TrunkParts, build_trunk
 from ncd_training.vision import resample_abs_pos_embed
-from ncd_training.weight_files import WeightFile, read_weights
+from ncd_training.weight_files import WeightFile, channels, read_weights
 
 if TYPE_CHECKING:
     from ncd_training.config import TrainConfig
+    from ncd_training.dual_branch import Trunk
 
 _SHOWN = 4  # names in a message
 _COUNTER = "num_batches_tracked"  # of batch norm; old files have none, and nothing reads it
@@ -70,6 +73,15 @@ def load_weights(parts: TrunkParts, path: Path) -> WeightsReport:
     return WeightsReport(file, len(matched), unused)
 
 
+def save_weights(parts: TrunkParts, path: Path, *, trunk: Trunk, facts: dict[str, str]) -> None:
+    """Write the weights of trunk and tail under the network's names, with the normalisation that goes with them."""
+    state = parts.network.state_dict()
+    tensors = {name: state[name].cpu().contiguous() for name in _places(parts).values()}
+    moments = {"mean": json.dumps(channels(trunk.mean)), "std": json.dumps(channels(trunk.std))}
+    with atomic_path(path) as temporary:
+        save_file(tensors, temporary, metadata={**facts, **moments})
+
+
 def _match(parts: TrunkParts, file: WeightFile) -> tuple[dict[str, Tensor], list[str]]:
     """The file's tensors for the network's names, and the names of those that nothing needs."""
     wanted, found = _compare(parts, file)
@@ -82,19 +94,22 @@ def _match(parts: TrunkParts, file: WeightFile) -> tuple[dict[str, Tensor], list
 
 def _compare(parts: TrunkParts, file: WeightFile) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
     """What trunk and tail need and what a file has, both under the network's names."""
-    network = parts.network.state_dict(keep_vars=True)
-    names = {id(tensor): name for name, tensor in network.items()}
-    # The same tensors by the names that they have in a run of our own.
-    places = {
-        f"{prefix}.{name}": names[id(tensor)]
-        for prefix, module in (("trunk.stages", parts.frozen), ("branches.0.tail", parts.tail))
-        for name, tensor in module.state_dict(keep_vars=True).items()
-    }
+    network, places = parts.network.state_dict(), _places(parts)
     wanted = {name: network[name] for name in places.values() if not name.endswith(_COUNTER)}
     found = {places.get(name, name): tensor for name, tensor in file.tensors.items()}
     if "pos_embed" in wanted and "pos_embed" in found:
         found["pos_embed"] = _resampled(found["pos_embed"], wanted["pos_embed"], parts.network)
     return wanted, found
+
+
+def _places(parts: TrunkParts) -> dict[str, str]:
+    """The network's names of all that trunk and tail hold, by the names that the same has in a run of our own."""
+    names = {id(tensor): name for name, tensor in parts.network.state_dict(keep_vars=True).items()}
+    return {
+        f"{prefix}.{name}": names[id(tensor)]
+        for prefix, module in (("trunk.stages", parts.frozen), ("branches.0.tail", parts.tail))
+        for name, tensor in module.state_dict(keep_vars=True).items()
+    }
 
 
 def _resampled(given: Tensor, wanted: Tensor, vit: Any) -> Tensor:

@@ -1,0 +1,73 @@
+"""`pretrain`."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from ncd_serve.cli import extras
+from ncd_serve.cli.config import ConfigFile, Recipes, Settings, resolve
+from ncd_serve.cli.console import messages, out
+from ncd_serve.errors import UsageError
+
+
+def pretrain(
+    method: Annotated[str | None, typer.Option(help="rotnet (the default) or moco.")] = None,
+    dataset: Annotated[str | None, typer.Option(help="A named dataset: all of its training images.")] = None,
+    data_root: Annotated[Path | None, typer.Option(help="Where the named dataset is; default data.")] = None,
+    images: Annotated[
+        Path | None, typer.Option("--images", "--unlabelled", help="Your images, flat or nested.")
+    ] = None,
+    labelled: Annotated[Path | None, typer.Option(help="More of your images; their classes are not used.")] = None,
+    manifest: Annotated[Path | None, typer.Option(help="Your images in a CSV file: path,label,split.")] = None,
+    strict_data: Annotated[bool, typer.Option("--strict-data", help="Stop at unusable images.")] = False,
+    trunk: Annotated[str | None, typer.Option(help="The network, e.g. resnet50 or cifar_resnet18.")] = None,
+    epochs: Annotated[int | None, typer.Option(min=1, help="How many epochs.")] = None,
+    recipe: Recipes = None,
+    config: ConfigFile = None,
+    set_: Settings = None,
+    seed: Annotated[int | None, typer.Option(help="Seed of all random choices.")] = None,
+    output: Annotated[Path | None, typer.Option("--out", help="Run directory; default runs/<name>-<time>.")] = None,
+    resume: Annotated[Path | None, typer.Option(help="Go on with an interrupted run.")] = None,
+) -> None:
+    """Teach a network on your images, without labels, to start `train --weights` from."""
+    if int(os.environ.get("WORLD_SIZE", "1")) > 1:
+        raise UsageError("pretraining runs in one process", hint="start it without torchrun")
+    run_dir, setting_up = _load("run_dir"), _load("setup")
+    if resume is not None:
+        run = run_dir.RunDir.open(resume, command="pretrain")
+        setup = setting_up.prepare_images(run.config(), messages)
+        _load("pretrain").resume(setup, run)
+    else:
+        flags = {
+            "pretrain.method": method,
+            "data.dataset": dataset,
+            "data.root": data_root and str(data_root.absolute()),
+            "data.labelled": labelled and str(labelled.absolute()),
+            "data.unlabelled": images and str(images.absolute()),
+            "data.manifest": manifest and str(manifest.absolute()),
+            "data.strict": strict_data or None,
+            "model.trunk": trunk,
+            "pretrain.epochs": epochs,
+            "optim.seed": seed,
+        }
+        # The defaults are RotNet's; MoCo's are a recipe.
+        recipes = [*(["moco"] if method == "moco" else []), *(recipe or [])]
+        setup = setting_up.prepare_images(resolve(recipes, config, set_, flags), messages)
+        _load("weights").check_weights(setup.config)
+        name = run_dir.default_run_name(f"{setup.manifest.name}-{setup.config.pretrain.method}")
+        run = run_dir.RunDir.create(output or Path("runs") / name, setup.config, command="pretrain")
+        _load("pretrain").pretrain(setup, run)
+    out.print(
+        f"weights: [bold]{run.path / run_dir.PRETRAINED}[/bold]\n"
+        f"next: ncd-serve train --weights {run.path} --set model.trunk={setup.config.model.trunk} ...",
+        highlight=False,
+        soft_wrap=True,
+    )
+
+
+def _load(module: str) -> Any:
+    return extras.load(f"ncd_training.{module}", extra="train")
