@@ -4,6 +4,9 @@ from __future__ import annotations
 
 import io
 import json
+import subprocess
+import sys
+import time
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -94,6 +97,34 @@ def test_two_and_two_epochs_are_four(
     training.resume(setup.prepare(parts.config(), QUIET), parts)
     assert_same_weights(whole, parts)
     assert parts.read_metrics() == whole.read_metrics()
+
+
+def test_a_run_killed_in_the_middle_of_a_checkpoint_goes_on(
+    glyphs: Path, tiny_settings: list[str], tmp_path: Path
+) -> None:
+    config = make_config(glyphs, tiny_settings, **{"optim.epochs": 6})
+    whole, killed = train(config, tmp_path / "whole"), RunDir(tmp_path / "killed")
+    command = ["train", "--config", str(whole.path / "config.toml"), "--out", str(killed.path)]
+    with subprocess.Popen([sys.executable, "-m", "ncd_serve", *command], stderr=subprocess.DEVNULL) as process:
+        deadline = time.monotonic() + 120
+        while not any(killed.checkpoint.parent.glob(".last*")) or not killed.metrics.exists():
+            assert time.monotonic() < deadline, "no checkpoint was seen being written"
+            time.sleep(0.001)
+        process.kill()
+    training.resume(setup.prepare(killed.config(), QUIET), killed)
+    assert_same_weights(whole, killed)
+    assert killed.read_metrics() == whole.read_metrics()
+
+
+@pytest.mark.parametrize("recipes", [["joint"], ["open-world"], ["released"]], ids=lambda recipes: recipes[0])
+def test_the_variants_train_and_are_evaluated(
+    recipes: list[str], glyphs: Path, tiny_settings: list[str], tmp_path: Path
+) -> None:
+    settings = dict(parse_override(text) for text in tiny_settings[1::2])
+    config = resolve_config(recipes=["glyphs", *recipes], overrides={"data.root": str(glyphs), **settings})
+    scores = train(config, tmp_path / "run").read_summary()["scores"]
+    assert {"unlabelled-train", "novel-test", "known-test"} <= set(scores)
+    assert ("all-test, joint head" in scores) == (recipes != ["released"])
 
 
 @pytest.mark.parametrize("branches", ["global", "local", "global+global", "local+local"])

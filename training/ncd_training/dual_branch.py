@@ -124,6 +124,7 @@ class DualBranchModel(nn.Module):
         super().__init__()
         model, compat = model or ModelConfig(), compat or CompatConfig()
         self.dim = parts.dim
+        self.tells_known_from_novel = model.heads != "separate"
         self.first_feeds_heads = compat.local_head_input == "global"
         self.trunk = Trunk(parts, batch_norm_drifts=compat.trunk_batch_norm == "train")
         self.branches: Modules[Branch] = Modules(

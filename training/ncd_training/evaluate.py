@@ -25,6 +25,7 @@ Scores = dict[str, Any]
 # Sees each batch as every branch does, e.g. `diagnostics.PairProbe`.
 See = Callable[[list[BranchOutput]], None]
 _PIXEL_SIDE = 32
+JOINT = ", joint head"  # ends the names of splits that were judged by a head over known and novel classes
 
 
 @dataclass(frozen=True)
@@ -152,11 +153,19 @@ def evaluate_splits(
         ids = outputs(manifest.unlabelled, UNLABELLED_TRAIN, see).cluster_ids
         scores[UNLABELLED_TRAIN] = _with_classes(ids, np.array(manifest.truth), manifest)
     if manifest.novel_test:
-        paths, truth = zip(*manifest.novel_test, strict=True)
-        scores[NOVEL_TEST] = _with_classes(outputs(paths, NOVEL_TEST).cluster_ids, np.array(truth), manifest)
+        paths, novel_truth = zip(*manifest.novel_test, strict=True)
+        novel = outputs(paths, NOVEL_TEST)
+        scores[NOVEL_TEST] = _with_classes(novel.cluster_ids, np.array(novel_truth), manifest)
     if manifest.known_test:
-        paths, truth = zip(*manifest.known_test, strict=True)
-        scores[KNOWN_TEST] = known_scores(outputs(paths, KNOWN_TEST).known_ids, np.array(truth), manifest.known_classes)
+        paths, known_truth = zip(*manifest.known_test, strict=True)
+        known = outputs(paths, KNOWN_TEST)
+        scores[KNOWN_TEST] = known_scores(known.known_ids, np.array(known_truth), manifest.known_classes)
+    if manifest.known_test and manifest.novel_test and model.tells_known_from_novel:
+        scores |= joint_scores(
+            (known.known_ids, np.array(known_truth)),
+            (novel.known_ids, np.array(novel_truth)),
+            classes=len(manifest.known_classes),
+        )
     return scores
 
 
@@ -165,6 +174,23 @@ def known_scores(predicted: Ids, true: Ids, names: Sequence[str]) -> Scores:
     rows = class_rows(predicted, true, names, np.arange(true.max() + 1))
     classes = [{name: value for name, value in row.items() if name != "cluster"} for row in rows]
     return {"images": len(true), "acc": float((predicted == true).mean()), "classes": classes}
+
+
+def joint_scores(known: tuple[Ids, Ids], novel: tuple[Ids, Ids], *, classes: int) -> dict[str, Scores]:
+    """A head over known and novel classes on images of both: predicted and true ids, `classes` known ones first.
+
+    A novel image that is called known is wrong, whatever clusters are matched with.
+    """
+    predicted, true = novel
+    called_novel = predicted >= classes
+    right = np.zeros(len(true), bool)
+    if called_novel.any():
+        clusters = predicted[called_novel] - classes
+        matched = matched_clusters(clusters, true[called_novel])
+        right[called_novel] = matched[true[called_novel]] == clusters
+    hits = {KNOWN_TEST: known[0] == known[1], NOVEL_TEST: right}
+    hits["all-test"] = np.concatenate([*hits.values()])
+    return {f"{split}{JOINT}": {"images": len(hit), "acc": float(hit.mean())} for split, hit in hits.items()}
 
 
 def _with_classes(predicted: Ids, true: Ids, manifest: Manifest) -> Scores:

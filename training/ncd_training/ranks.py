@@ -139,13 +139,13 @@ def with_global_batch_norm(module: nn.Module) -> None:
 
 class _SumOverRanks(torch.autograd.Function):
     @staticmethod
-    def forward(_context: Any, values: Tensor) -> Tensor:  # type: ignore[override]
+    def forward(_context: Any, values: Tensor) -> Tensor:
         total = values.clone()
         dist.all_reduce(total)
         return total
 
     @staticmethod
-    def backward(_context: Any, gradient: Tensor) -> Tensor:  # type: ignore[override]
+    def backward(_context: Any, gradient: Tensor) -> Tensor:
         # Every rank's outputs depend on the sum, so every rank's gradient reaches every summand.
         return _SumOverRanks.forward(None, gradient)
 
