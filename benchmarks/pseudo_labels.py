@@ -66,7 +66,7 @@ def quality_table(run: RunDir, console: Console, *, initial: bool, images: int) 
     truth = np.array(setup.manifest.truth)[rows]
     which = "initial" if initial else f"epoch {state.epoch}"
     title = f"{len(rows)} unlabelled images, {which} features"
-    table = Table(Column("scores", no_wrap=True), "features", title=title, title_justify="left")
+    table = Table(Column("scores", no_wrap=True), Column("features", no_wrap=True), title=title, title_justify="left")
     for name in ("AUC", "precision of best", "mean, same", "mean, others"):
         table.add_column(name, justify="right")
     for what, form, scores in score_variants(*features(state, setup, [setup.manifest.unlabelled[row] for row in rows])):

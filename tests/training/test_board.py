@@ -16,8 +16,8 @@ def test_scalars_by_group_and_after_going_on(tmp_path: Path) -> None:
     with tensorboard(tmp_path, epochs_done=2) as write:
         write({"epoch": 3, "distillation": 9.0})
     events = EventAccumulator(str(tmp_path)).Reload()
-    assert set(events.Tags()["scalars"]) == {"terms of the objective/distillation", "unlabelled-train/ACC"}
-    points = {event.step: event.value for event in events.Scalars("terms of the objective/distillation")}
+    assert set(events.Tags()["scalars"]) == {"objective terms/distillation", "unlabelled-train/ACC"}
+    points = {event.step: event.value for event in events.Scalars("objective terms/distillation")}
     assert points == pytest.approx({1: 0.5, 2: 1.0, 3: 9.0})
 
 

@@ -61,7 +61,8 @@ def draw_curves(rows: Sequence[Mapping[str, Any]], folder: Path) -> None:
             for figure, value in grouped(row)[group].items():
                 curves.setdefault(figure, []).append((row["epoch"], value))
         if curves:
-            _draw_group(group, curves, folder / f"{name}.png")
+            title = f"{PAIRS}, {QUALITY}" if group == PAIRS else group
+            _draw_group(title, curves, folder / f"{name}.png")
 
 
 def _draw_group(title: str, curves: Mapping[str, list[tuple[int, float]]], target: Path) -> None:

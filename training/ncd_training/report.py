@@ -11,7 +11,7 @@ from ncd_training.manifest import KNOWN_TEST, UNLABELLED_TRAIN
 
 BALANCE = "cluster_balance"
 PSEUDO = "pseudo_"  # begins the names of figures about pseudo labels: pseudo_<branch>_precision
-TERMS, QUALITY, PAIRS = "terms of the objective", UNLABELLED_TRAIN, f"pseudo labels, {UNLABELLED_TRAIN}"
+TERMS, QUALITY, PAIRS = "objective terms", UNLABELLED_TRAIN, "pseudo labels"
 _WORST = 10  # classes that are shown unless all are asked for
 
 
@@ -64,7 +64,7 @@ def _pairs_table(branches: Mapping[str, Mapping[str, float]]) -> Table:
         "auc": "AUC",
         "precision_at_positives": "precision of best",
     }
-    table = _table(PAIRS, "branch", *columns.values())
+    table = _table(f"{PAIRS}, {UNLABELLED_TRAIN}", "branch", *columns.values())
     for name, quality in branches.items():
         table.add_row(name, *(f"{quality[key]:.3f}" for key in columns))
     return table

@@ -70,7 +70,7 @@ def look(setup: Setup, state: TrainState, run: RunDir) -> dict[str, float]:
     outputs = run_model(
         state.model, manifest.unlabelled, data.preprocess, workers=0, track=progress.silent, what="looking", see=probe
     )
-    figures = {BALANCE: cluster_balance(outputs.cluster_ids, outputs.clusters)}
+    figures: dict[str, float] = {}
     if manifest.truth is not None and probe is not None:
         truth = np.array(manifest.truth)
         figures |= {
@@ -78,6 +78,7 @@ def look(setup: Setup, state: TrainState, run: RunDir) -> dict[str, float]:
         }
         for branch, quality in _qualities(probe, truth[rows]).items():
             figures |= {f"{PSEUDO}{branch}_{name}": quality[name] for name in ("precision", "recall")}
+    figures[BALANCE] = cluster_balance(outputs.cluster_ids, outputs.clusters)
     if epoch in drawn:
         _draw(setup, state, run, outputs, clusters=outputs.cluster_ids, name=f"epoch-{epoch}")
     return figures
