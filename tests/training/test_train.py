@@ -73,6 +73,14 @@ def test_novel_labels_never_reach_training(
     monkeypatch.setattr(setup, "load_manifest", lambda *a, **k: replace(load(*a, **k), truth=None, novel_test=()))
     hidden = train(config, tmp_path / "hidden")
     assert "unlabelled-train" not in hidden.read_summary()["scores"]
+    told = {
+        "acc",
+        "nmi",
+        "ari",
+        *(f"pseudo_{kind}_{name}" for kind in ("global", "local") for name in ("precision", "recall")),
+    }
+    assert set(seen.read_metrics()[-1]) - set(hidden.read_metrics()[-1]) == told
+    assert {path.name for path in hidden.plots.iterdir()} >= {"tsne-init.png", "tsne-epoch-2.png", "quality.png"}
     assert_same_weights(seen, hidden)
 
 
@@ -97,6 +105,8 @@ def test_two_and_two_epochs_are_four(
     training.resume(setup.prepare(parts.config(), QUIET), parts)
     assert_same_weights(whole, parts)
     assert parts.read_metrics() == whole.read_metrics()
+    log = parts.log.read_text()
+    assert log.index("ended by KeyboardInterrupt") < log.index("resuming") < log.index("epoch 4/4")
 
 
 def test_a_run_killed_in_the_middle_of_a_checkpoint_goes_on(
