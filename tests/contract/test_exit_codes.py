@@ -51,6 +51,7 @@ def test_the_codes_are_the_documented_ones() -> None:
         (("train", "--manifest", "x.csv"), 3, ("cannot read", "x.csv")),
         (("train", "--dataset", "cifar10"), 3, ("cifar-10-batches-py/data_batch_1", "cifar-10-python.tar.gz")),
         (("train", "--resume", "nowhere"), 3, ("is not a run directory",)),
+        (("train", "--resume", "nowhere", "--dry-run"), 2, ("--dry-run is for a new run", "hint: drop --resume")),
         (("train", "--dataset", "glyphs", "--weights", "no.pth"), 3, ("no weights at", "hint: check the path")),
         (("pretrain",), 2, ("error: no images to train on", "hint:")),
         (("pretrain", "--dataset", "glyphs", "--method", "simclr"), 2, ("pretrain.method", "'rotnet' or 'moco'")),
