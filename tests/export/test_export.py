@@ -73,6 +73,7 @@ def test_the_bundle_says_what_was_compared(bundle: Path) -> None:
     assert verification["batch_sizes"] == [1, 2, 7, 64]
     card = (bundle / "MODEL_CARD.md").read_text()
     assert "unlabelled-train" in card and "k-means on initial features" in card
+    assert "- initial weights: self-supervised by rotation" in card
 
 
 def test_a_mismatch_leaves_the_old_bundle_and_repository(

@@ -88,3 +88,22 @@ def test_keys_of_the_second_view_join_the_queue() -> None:
     torch.testing.assert_close(moco.queue.filled, keys)
     moco(first, second)
     assert len(moco.queue.filled) == 6 and int(moco.queue.pushed) == 8
+
+
+def test_the_network_learns_to_find_an_image_among_others() -> None:
+    moco = small(queue=64, key_momentum=0.99).train()
+    optimizer = torch.optim.SGD([weight for weight in moco.parameters() if weight.requires_grad], 0.03)
+    generator = torch.Generator().manual_seed(2)
+    losses = []
+    for _ in range(60):
+        patches = torch.randint(0, 256, (8, 3, 4, 4), generator=generator)
+        images = patches.repeat_interleave(8, dim=2).repeat_interleave(8, dim=3)
+        noise = torch.randint(-80, 81, (2, *images.shape), generator=generator)
+        lesson = moco(*(images + noise).clamp(0, 255).byte())
+        optimizer.zero_grad()
+        lesson.loss.backward()
+        optimizer.step()
+        losses.append(lesson.loss.item())
+    # The queue is full from the eighth step on; a guess among 65 keys costs log 65, and so does the untrained network.
+    assert sum(losses[-10:]) / 10 < 0.8 * math.log(65)
+    assert sum(losses[-10:]) < 0.9 * sum(losses[10:20])

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import shutil
 from pathlib import Path
 from typing import Any
@@ -30,8 +31,8 @@ def make_config(glyphs: Path, method: str, **more: Any) -> TrainConfig:
     return resolve_config(recipes=["glyphs", "moco"] if method == "moco" else ["glyphs"], overrides=settings)
 
 
-def pretrain(config: TrainConfig, folder: Path) -> RunDir:
-    prepared = setup.prepare_images(config, QUIET)
+def pretrain(config: TrainConfig, folder: Path, console: Console = QUIET) -> RunDir:
+    prepared = setup.prepare_images(config, console)
     run = RunDir.create(folder, prepared.config, command="pretrain")
     pretraining.pretrain(prepared, run)
     return run
@@ -56,8 +57,11 @@ def test_two_and_two_epochs_are_four(
         return train_epoch(state, *rest)
 
     monkeypatch.setattr(pretraining, "train_epoch", interrupted)
+    console = Console(file=io.StringIO(), width=300)
     with pytest.raises(KeyboardInterrupt):
-        pretrain(config, tmp_path / "parts")
+        pretrain(config, tmp_path / "parts", console)
+    text = console.file.getvalue()  # type: ignore[attr-defined]
+    assert f"interrupted; go on with: ncd-serve pretrain --resume {tmp_path / 'parts'}" in text
     monkeypatch.setattr(pretraining, "train_epoch", train_epoch)
     parts = RunDir.open(tmp_path / "parts", command="pretrain")
     pretraining.resume(setup.prepare_images(parts.config(), QUIET), parts)
