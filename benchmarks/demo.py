@@ -12,8 +12,8 @@ import time
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
-from ncd_training.resolve import resolve_config
 from ncd_training.glyphs import write_glyphs
+from ncd_training.resolve import resolve_config
 from ncd_training.run_dir import RunDir
 from ncd_training.setup import prepare
 from ncd_training.train import train

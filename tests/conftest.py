@@ -11,10 +11,11 @@ from pathlib import Path
 
 # Two test processes, or a test beside a build, share two cores: threads that wait for each other would crawl.
 os.environ.setdefault("OMP_NUM_THREADS", "1")
-# A suite started in the background inherits "ignore Ctrl-C", and so would every command that a test interrupts.
-signal.signal(signal.SIGINT, signal.default_int_handler)
 
 import pytest
+
+# A suite started in the background inherits "ignore Ctrl-C", and so would every command that a test interrupts.
+signal.signal(signal.SIGINT, signal.default_int_handler)
 
 Ncd = Callable[..., "subprocess.CompletedProcess[str]"]
 TINY = (

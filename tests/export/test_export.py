@@ -72,7 +72,7 @@ def test_the_bundle_says_what_was_compared(bundle: Path) -> None:
     assert verification["passed"] and verification["equal_ids"] == 1.0
     assert verification["batch_sizes"] == [1, 2, 7, 64]
     card = (bundle / "MODEL_CARD.md").read_text()
-    assert "unlabelled-train" in card and "k-means on initial features" in card
+    assert "unlabelled-train" in card and "k-means on supervised features" in card
     assert "- initial weights: self-supervised by rotation" in card
 
 

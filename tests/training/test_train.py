@@ -58,7 +58,7 @@ def test_a_run_directory_holds_everything(tiny_run: Path) -> None:
     run = RunDir.open(tiny_run)
     assert [row["epoch"] for row in run.read_metrics()] == [1, 2]
     assert set(run.read_summary()["scores"]) == {"unlabelled-train", "novel-test", "known-test"}
-    assert set(run.read_summary()["baselines"]) == {"k-means on raw pixels", "k-means on initial features"}
+    assert set(run.read_summary()["baselines"]) == {"k-means on raw pixels", "k-means on supervised features"}
     assert run.config().data.novel_classes == 5
     plots = ("terms", "quality", "pseudo-labels", "tsne-init", "tsne-epoch-2")
     assert sorted(path.stem for path in run.plots.iterdir() if path.stat().st_size > 1000) == sorted(plots)

@@ -99,6 +99,19 @@ class LossConfig(Section):
     joint_weight: float = Field(0.05, ge=0)  # of the joint head's cross entropy on unlabelled images
 
 
+class SelfLabelConfig(Section):
+    """Cluster heads that start from a clustering and are taught its refinements; not in the paper."""
+
+    weight: float = Field(0.0, ge=0)  # of the term; 0: neither start nor term
+    refresh_epochs: int = Field(2, ge=1)
+    views: int = Field(4, ge=1)  # of each image, whose features are averaged
+    shrinkage: float = Field(0.1, gt=0, le=1)
+    dims: int = Field(128, ge=1)
+    starts: int = Field(10, ge=1)
+    temperature: float = Field(0.1, gt=0)
+    target_temperature: float = Field(0.05, gt=0)
+
+
 class CompatConfig(Section):
     """Where the released code departs from the paper, for study."""
 
@@ -164,6 +177,7 @@ class TrainConfig(Section):
     model: ModelConfig = ModelConfig()
     pseudo_labels: PseudoLabelConfig = PseudoLabelConfig()
     loss: LossConfig = LossConfig()
+    self_labels: SelfLabelConfig = SelfLabelConfig()
     compat: CompatConfig = CompatConfig()
     rotations: StageConfig = StageConfig()  # self-supervision of trunk and tail, when there are no weights to load
     supervised: StageConfig = StageConfig()  # cross entropy on the known classes, trunk frozen
@@ -175,6 +189,8 @@ class TrainConfig(Section):
     def _fits_together(self) -> TrainConfig:
         if self.compat.trunk_batch_norm == "train" and self.data.cache_views:
             raise ValueError("compat.trunk_batch_norm=train changes the trunk, so data.cache_views must be 0")
+        if self.self_labels.weight and (self.model.heads == "open_world" or self.model.cosine_heads):
+            raise ValueError("self_labels.weight needs linear cluster heads of the novel classes alone")
         return self
 
     def to_toml(self) -> str:

@@ -15,6 +15,7 @@ from ncd_training.trunk import TrunkParts
 
 # Maps of convolutions have four dimensions, tokens of transformers three.
 _FORMATS = {3: torch.contiguous_format, 4: torch.channels_last}
+_FEW = 4
 
 
 class BranchOutput(NamedTuple):
@@ -108,6 +109,13 @@ class Trunk(nn.Module):
         """uint8 images [B, 3, H, W] to maps."""
         return self.stages((images.float() - self.mean) / self.std)
 
+    @torch.no_grad()
+    def maps(self, images: Tensor) -> Tensor:
+        """The same without gradient; on a CPU a few images at a time, whose maps stay in its cache."""
+        if images.is_cuda or self.training:
+            return self(images)
+        return torch.cat([self(few) for few in images.split(_FEW)])
+
 
 class DualBranchModel(nn.Module):
     """The trunk and its branches. The first branch is the one that is exported and served."""
@@ -140,10 +148,7 @@ class DualBranchModel(nn.Module):
 
     def to_maps(self, inputs: Tensor) -> Tensor:
         """Images (uint8) through the frozen trunk; cached trunk maps as they are."""
-        if inputs.dtype != torch.uint8:
-            return inputs
-        with torch.no_grad():
-            return self.trunk(inputs)
+        return self.trunk.maps(inputs) if inputs.dtype == torch.uint8 else inputs
 
     def forward(self, maps: Tensor) -> list[BranchOutput]:
         """Trunk maps to one output for each branch."""

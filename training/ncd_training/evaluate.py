@@ -113,13 +113,12 @@ def run_model(
     see: See | None = None,
 ) -> Outputs:
     """The first branch's embeddings and decisions for image files; `see` is shown all branches on the way."""
-    device = model.trunk.mean.device
     was_training = model.training
     model.eval()
     loader = DataLoader(EvalImages(paths, spec), batch_size=64, num_workers=workers)
     rows: list[tuple[torch.Tensor, torch.Tensor, torch.Tensor]] = []
     for images in track(loader, what, len(loader)):
-        maps = model.trunk(images.to(device))
+        maps = model.to_maps(model.placed(images))
         outputs = [model.branches[0](maps)] if see is None else model(maps)
         if see is not None:
             see(outputs)

@@ -33,9 +33,12 @@ def train_epoch(
     totals: dict[str, float] = {}
     # The plan is a function of the epoch: iterated beside its loader, it tells which images a batch holds.
     for step, (requests, views) in enumerate(zip(plan, loader, strict=True)):
-        rows = [request.index for request in requests[: config.optim.labelled_batch]]
+        indices = [request.index for request in requests]
+        rows, others = indices[: config.optim.labelled_batch], indices[config.optim.labelled_batch :]
+        targets = state.objective.targets
+        targets = None if targets is None else targets[torch.tensor(others) - len(labels)]
         generator = generator_for(config.optim.seed, _PARTS, state.epoch, step)
-        terms = train_step(state, views, labels[rows], ramp=ramp, generator=generator)
+        terms = train_step(state, views, labels[rows], targets=targets, ramp=ramp, generator=generator)
         for name, value in terms.items():
             totals[name] = totals.get(name, 0.0) + value / len(plan)
     state.epoch += 1
@@ -48,6 +51,7 @@ def train_step(
     labels: Tensor,
     *,
     ramp: float,
+    targets: Tensor | None = None,
     generator: torch.Generator,
 ) -> dict[str, float]:
     """Two views of a batch, labelled images first, to one update of the branches."""
@@ -57,7 +61,7 @@ def train_step(
         outputs = model(model.to_maps(model.placed(torch.cat(views))))
     first, second = map(ranks.gather, split_views(outputs))
     labels = labels.to(device)
-    terms = objective(first, second, labels, ramp=ramp)
+    terms = objective(first, second, labels, targets=targets, ramp=ramp)
     state.optimizer.zero_grad(set_to_none=True)
     scaler.scale(torch.stack(list(terms.values())).sum()).backward()
     ranks.add_gradients(model.branches.parameters())

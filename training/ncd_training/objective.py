@@ -8,7 +8,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from ncd_training.config import CompatConfig, LossConfig, ModelConfig, PseudoLabelConfig
+from ncd_training.config import CompatConfig, LossConfig, ModelConfig, PseudoLabelConfig, SelfLabelConfig
 from ncd_training.dual_branch import Branch, BranchOutput
 from ncd_training.losses import (
     bank_log_probabilities,
@@ -27,6 +27,8 @@ from ncd_training.queues import FeatureBanks
 class Objective(nn.Module):
     """All terms for a batch whose labelled images come first. Holds the part dictionaries and the feature banks."""
 
+    targets: Tensor | None
+
     def __init__(
         self,
         dim: int,
@@ -34,22 +36,33 @@ class Objective(nn.Module):
         model: ModelConfig,
         labels: PseudoLabelConfig,
         loss: LossConfig,
+        self_labels: SelfLabelConfig | None = None,
         compat: CompatConfig | None = None,
     ) -> None:
         super().__init__()
         self.kinds, self.heads = model.branch_kinds, model.heads
         self.loss, self.compat = loss, compat or CompatConfig()
+        self.self_label_weight = (self_labels or SelfLabelConfig()).weight
         self.pseudo_labels: Modules[PseudoLabels] = Modules(
             PseudoLabels(kind, dim, model=model, labels=labels) for kind in self.kinds
         )
         self.banks = FeatureBanks(model.bank_size, dim, branches=len(self.kinds))
+        # What `self_labels` says of the unlabelled images, [M, C]; zeros before it was asked, None if it never is.
+        self.register_buffer("targets", None)
 
     def forward(
-        self, first: list[BranchOutput], second: list[BranchOutput], labels: Tensor, *, ramp: float
+        self,
+        first: list[BranchOutput],
+        second: list[BranchOutput],
+        labels: Tensor,
+        *,
+        ramp: float,
+        targets: Tensor | None = None,
     ) -> dict[str, Tensor]:
         """The terms by name; their sum is minimised.
 
-        `labels` [N] are those of the first N images. `ramp` grows from 0 to 1 as the run warms up (Eq. 10).
+        `labels` [N] are those of the first N images, `targets` [M, C] what `self_labels` says of the others. `ramp`
+        grows from 0 to 1 as the run warms up (Eq. 10).
         """
         n, loss = len(labels), self.loss
         pairs = list(zip(first, second, strict=True))
@@ -67,6 +80,10 @@ class Objective(nn.Module):
             terms["balance"] = loss.balance_weight * _total(uniform_divergence(a.cluster_logits) for a in first)
         if self.heads == "joint":
             terms["joint"] = loss.joint_weight * ramp * _total(_joint(a, n) for a in first)
+        if targets is not None:
+            terms["self_labels"] = self.self_label_weight * _total(
+                F.cross_entropy(output.cluster_logits[n:], targets) / 2 for output in (*first, *second)
+            )
         return terms
 
     def _pairwise(self, number: int, a: BranchOutput, b: BranchOutput, n: int) -> Tensor:

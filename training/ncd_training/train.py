@@ -13,7 +13,7 @@ import torch
 from rich.console import Console
 
 from ncd_serve.files import write_json
-from ncd_training import watch
+from ncd_training import self_labels, watch
 from ncd_training.checkpoint import TrainState, load_checkpoint, save_checkpoint
 from ncd_training.display import EpochDisplay
 from ncd_training.dual_branch import DualBranchModel
@@ -109,8 +109,15 @@ def build_state(setup: Setup, parts: TrunkParts, ranks: Ranks | None = None) -> 
     known = len(setup.manifest.known_classes)
     model = DualBranchModel(parts, known=known, novel=setup.clusters, model=config.model, compat=config.compat)
     objective = Objective(
-        model.dim, model=config.model, labels=config.pseudo_labels, loss=config.loss, compat=config.compat
+        model.dim,
+        model=config.model,
+        labels=config.pseudo_labels,
+        loss=config.loss,
+        self_labels=config.self_labels,
+        compat=config.compat,
     )
+    if config.self_labels.weight:
+        objective.targets = torch.zeros(len(setup.manifest.unlabelled), setup.clusters)
     device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
     if ranks.size > 1:
         with_global_batch_norm(model.branches)
@@ -142,6 +149,9 @@ def _fit(setup: Setup, state: TrainState, run: RunDir, log: RunLog) -> None:
     try:
         with _board(setup, state, run) as board, display:
             while state.epoch < epochs:
+                if self_labels.due(config, state.epoch):
+                    display.say("clustering the unlabelled images")
+                    self_labels.refresh(state, views, labels, config)
                 terms = train_epoch(state, display.steps(loader), plan, labels, config)
                 if not ranks.leads:
                     continue
@@ -189,4 +199,4 @@ def _joint_views(setup: Setup, model: DualBranchModel, run: RunDir) -> FileViews
     folder = data.cache_dir or run.cache
     size = cache_bytes(model.trunk, len(images), data)
     setup.console.print(f"trunk maps of {data.cache_views} views of each image: {size / 1e6:,.0f} MB in {folder}")
-    return cache_views(model.trunk, images, data, folder=folder, seed=setup.config.optim.seed, track=setup.track)
+    return cache_views(model.trunk, images, data, folder=folder, track=setup.track)

@@ -127,22 +127,27 @@ class Share(Sampler[list[ViewRequest]]):
 
 
 def batches(
-    views: FileViews | CachedViews, plan: BatchPlan, *, workers: int, ranks: Ranks | None = None
+    views: FileViews | CachedViews,
+    plan: BatchPlan | list[list[ViewRequest]],
+    *,
+    workers: int,
+    ranks: Ranks | None = None,
 ) -> DataLoader[list[Tensor]]:
-    """The loader of an epoch after another; set `plan.epoch` before each."""
-    sampler = plan if ranks is None else Share(plan, ranks)
+    """The loader of an epoch after another (set `plan.epoch` before each), or of a given list of batches."""
+    sampler = Share(plan, ranks) if ranks is not None and isinstance(plan, BatchPlan) else plan
     if isinstance(views, CachedViews):
         return DataLoader(views, batch_sampler=sampler, collate_fn=lambda stacked: stacked)
     return DataLoader(views, batch_sampler=sampler, num_workers=workers, persistent_workers=workers > 0)
 
 
-def cache_views(
-    trunk: Trunk, paths: Sequence[Path], data: DataConfig, *, folder: Path, seed: int, track: Track
-) -> CachedViews:
-    """Compute the trunk's maps of `data.cache_views` views of every image, unless the same were computed before."""
-    target = folder / f"views-{_fingerprint(trunk, paths, data, seed)}.npy"
+def cache_views(trunk: Trunk, paths: Sequence[Path], data: DataConfig, *, folder: Path, track: Track) -> CachedViews:
+    """Compute the trunk's maps of `data.cache_views` views of every image, unless the same were computed before.
+
+    Which views these are does not depend on a run's seed, so that runs with several seeds can share them.
+    """
+    target = folder / f"views-{_fingerprint(trunk, paths, data)}.npy"
     if not target.exists():
-        requests = [ViewRequest(index, _cache_seeds(seed, index, data.cache_views)) for index in range(len(paths))]
+        requests = [ViewRequest(index, _cache_seeds(index, data.cache_views)) for index in range(len(paths))]
         with atomic_path(target) as temporary:
             _write_maps(trunk, FileViews(paths, data), requests, temporary, workers=data.workers, track=track)
     return CachedViews(target)
@@ -164,7 +169,7 @@ def _write_maps(
         loader = DataLoader(views, sampler=requests, batch_size=16, num_workers=workers)
         for stacked in track(loader, "caching trunk views", len(loader)):
             images = torch.stack(stacked, dim=1)
-            maps = trunk(images.flatten(0, 1).to(device)).half().cpu()
+            maps = trunk.maps(images.flatten(0, 1).to(device, memory_format=torch.channels_last)).half().cpu()
             stream.write(maps.contiguous().numpy().tobytes())
 
 
@@ -174,8 +179,8 @@ def _map_shape(trunk: Trunk, resolution: int) -> tuple[int, ...]:
     return tuple(trunk(blank).shape[1:])
 
 
-def _fingerprint(trunk: Trunk, paths: Sequence[Path], data: DataConfig, seed: int) -> str:
-    digest = sha256(json.dumps([data.augmentation, data.resolution, data.cache_views, seed]).encode())
+def _fingerprint(trunk: Trunk, paths: Sequence[Path], data: DataConfig) -> str:
+    digest = sha256(json.dumps([data.augmentation, data.resolution, data.cache_views]).encode())
     for path in paths:
         stat = path.stat()
         digest.update(f"{path.resolve()}|{stat.st_size}|{stat.st_mtime_ns}\n".encode())
@@ -184,8 +189,8 @@ def _fingerprint(trunk: Trunk, paths: Sequence[Path], data: DataConfig, seed: in
     return digest.hexdigest()[:20]
 
 
-def _cache_seeds(seed: int, index: int, views: int) -> tuple[int, ...]:
-    return tuple(seed_for(seed, _CACHED_VIEW, index, view) for view in range(views))
+def _cache_seeds(index: int, views: int) -> tuple[int, ...]:
+    return tuple(seed_for(_CACHED_VIEW, index, view) for view in range(views))
 
 
 def _cycle(rng: np.random.Generator, images: int, wanted: int) -> NDArray[np.int64]:

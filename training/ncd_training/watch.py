@@ -53,7 +53,8 @@ def first_look(setup: Setup, state: TrainState, run: RunDir) -> dict[str, Scores
         return {}
     truth = np.array(manifest.truth)
     pixels = kmeans_ids(raw_pixels(manifest.unlabelled), setup.clusters, seed=seed)
-    guesses = {"k-means on raw pixels": pixels, "k-means on initial features": ids}
+    features = "supervised" if setup.config.supervised.epochs else "initial"
+    guesses = {"k-means on raw pixels": pixels, f"k-means on {features} features": ids}
     return {name: cluster_scores(guess, truth) for name, guess in guesses.items()}
 
 

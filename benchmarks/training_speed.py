@@ -1,0 +1,176 @@
+"""Cost of a training step against the plain form of the same computation: time per image and peak memory.
+
+    .venv/bin/python benchmarks/training_speed.py [TRUNK ...]
+
+Plain form: default memory format, the two views in two passes, all pairs enumerated as repeated tensors, JPEGs decoded
+at full size. `files` is `ncd-serve train`, `cached` is `train --set data.cache_views=K`, `limit` is what is left when
+decoding and trunk cost nothing: branches and objective on maps that are already in memory. Each form runs in a process
+of its own, in turns; times are the best of the rounds.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import resource
+import subprocess
+import sys
+import time
+from pathlib import Path
+from tempfile import TemporaryDirectory
+
+import numpy as np
+import torch
+import torch.nn.functional as F
+from ncd_training import progress
+from ncd_training.checkpoint import TrainState
+from ncd_training.config import DataConfig, TrainConfig
+from ncd_training.dual_branch import BranchOutput, DualBranchModel
+from ncd_training.loop import train_step
+from ncd_training.losses import bank_log_probabilities, symmetric_kl
+from ncd_training.objective import Objective
+from ncd_training.trunk import build_trunk
+from ncd_training.views import BatchPlan, FileViews, batches, cache_views
+from PIL import Image
+from rich.console import Console
+from rich.table import Table
+from torch import Tensor
+
+SIZES = {"resnet50": 224, "vit_small": 224, "efficientnet_lite0": 160}
+FORMS = ("plain", "files", "cached", "limit")
+LABELLED, UNLABELLED, STEPS, ROUNDS = 32, 16, 3, 3
+KNOWN, NOVEL = 160, 40
+PHOTO = (800, 600)
+LEAST_FILES, LEAST_CACHED = 1.3, 0.9
+
+
+def draw_photos(folder: Path) -> None:
+    """JPEG files with the size and the detail of photographs."""
+    rng = np.random.default_rng(0)
+    for number in range(LABELLED + UNLABELLED):
+        coarse = rng.integers(0, 256, (PHOTO[1] // 20, PHOTO[0] // 20, 3), dtype=np.uint8)
+        fine = rng.normal(0, 12, (PHOTO[1], PHOTO[0], 3))
+        smooth = np.asarray(Image.fromarray(coarse).resize(PHOTO, Image.Resampling.BICUBIC))
+        Image.fromarray((smooth + fine).clip(0, 255).astype(np.uint8)).save(folder / f"{number:03}.jpg", quality=90)
+
+
+def build(trunk: str, *, channels_last: bool) -> TrainState:
+    config, parts = TrainConfig(), build_trunk(trunk, resolution=SIZES[trunk])
+    model = DualBranchModel(parts, known=KNOWN, novel=NOVEL)
+    if channels_last:
+        model.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
+    objective = Objective(model.dim, model=config.model, labels=config.pseudo_labels, loss=config.loss)
+    model.train()
+    return TrainState(model, objective, torch.optim.SGD(model.branches.parameters(), 0.01, momentum=0.9))
+
+
+class FullSizeViews(FileViews):
+    """Views of JPEGs that are decoded at full size."""
+
+    def __init__(self, paths: list[Path], data: DataConfig) -> None:
+        super().__init__(paths, data)
+        self._at_least = None  # type: ignore[assignment]
+
+
+def plain_step(state: TrainState, views: list[Tensor], labels: Tensor, generator: torch.Generator) -> None:
+    """The five terms as one would write them down first."""
+    model, objective, n = state.model, state.objective, len(labels)
+    first, second = (model(model.to_maps(view)) for view in views)
+    terms = [F.cross_entropy(a.known_logits[:n], labels) for a in first]
+    for number, (a, b) in enumerate(zip(first, second, strict=True)):
+        terms.append(enumerated_bce(a, b, n, top_k=(5, 30)[number], described=describe(objective, number, a, n)))
+        terms += [F.mse_loss(x.softmax(1), y.softmax(1)) for x, y in zip(a[2:], b[2:], strict=True)]
+    if len(objective.banks.filled[0]):
+        spreads = [
+            bank_log_probabilities(a.embedding[n:], bank, 0.07)
+            for a, bank in zip(first, objective.banks.filled, strict=True)
+        ]
+        terms.append(symmetric_kl(*spreads))
+    state.optimizer.zero_grad()
+    torch.stack(terms).sum().backward()
+    state.optimizer.step()
+    objective.remember(first, labels, branches=model.branches, generator=generator)
+
+
+def describe(objective: Objective, number: int, output: BranchOutput, n: int) -> Tensor:
+    if number == 0:
+        return output.embedding[n:].detach()
+    dictionary = objective.pseudo_labels[number].dictionary
+    if not len(dictionary.filled):
+        dictionary.push(output.embedding.detach())
+    return dictionary.describe(output.parts.detach()[n:])
+
+
+def enumerated_bce(a: BranchOutput, b: BranchOutput, n: int, *, top_k: int, described: Tensor) -> Tensor:
+    """All pairs as two long lists."""
+    p, q = a.cluster_logits[n:].softmax(1), b.cluster_logits[n:].softmax(1)
+    m = len(p)
+    ranks = described.argsort(dim=1, descending=True)[:, :top_k]
+    left, right = ranks.repeat_interleave(m, 0), ranks.repeat(m, 1)
+    shared = (left.unsqueeze(2) == right.unsqueeze(1)).any(dim=2).float().mean(dim=1)
+    agreement = (p.repeat_interleave(m, 0) * q.repeat(m, 1)).sum(1).clamp(1e-7, 1 - 1e-7)
+    return F.binary_cross_entropy(agreement, shared)
+
+
+def measure(trunk: str, form: str, folder: Path) -> dict[str, float]:
+    """Seconds for each image of a step (two views each), and the peak memory of the process in MB."""
+    torch.manual_seed(0)
+    state = build(trunk, channels_last=form != "plain")
+    paths = sorted(folder.glob("*.jpg"))
+    data = DataConfig(resolution=SIZES[trunk], resize=SIZES[trunk] + 32, cache_views=2)
+    plan = BatchPlan(LABELLED, UNLABELLED, LABELLED, UNLABELLED, seed=0)
+    if form in {"cached", "limit"}:
+        views = cache_views(state.model.trunk, paths, data, folder=folder, track=progress.silent)
+    else:
+        views = FullSizeViews(paths, data) if form == "plain" else FileViews(paths, data)
+    loader = batches(views, plan, workers=0)
+    labels, generator = torch.arange(LABELLED) % KNOWN, torch.Generator()
+    held = next(iter(loader)) if form == "limit" else None
+    best = math.inf
+    for plan.epoch in range(STEPS + 1):  # the first one warms up
+        start = time.perf_counter()
+        step = held or next(iter(loader))
+        if form == "plain":
+            plain_step(state, step, labels, generator)
+        else:
+            train_step(state, step, labels, ramp=1.0, generator=generator)
+        if plan.epoch:
+            best = min(best, time.perf_counter() - start)
+    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024
+    return {"seconds": best / (LABELLED + UNLABELLED), "megabytes": peak}
+
+
+def in_turns(trunk: str, folder: Path) -> dict[str, dict[str, float]]:
+    """Every form in a process of its own, round after round."""
+    best: dict[str, dict[str, float]] = {}
+    for _ in range(ROUNDS):
+        for form in FORMS:
+            command = [sys.executable, __file__, "--measure", trunk, form, str(folder)]
+            answer = json.loads(subprocess.run(command, check=True, capture_output=True, text=True).stdout)
+            best[form] = {name: min(value, best.get(form, answer)[name]) for name, value in answer.items()}
+    return best
+
+
+def main() -> None:
+    """Print the table; exit code 1 when a figure misses what is asked."""
+    table = Table("trunk", "form", "ms an image", "times as fast as plain", "peak MB", title="a training step")
+    missed = False
+    with TemporaryDirectory() as folder:
+        draw_photos(Path(folder))
+        for trunk in sys.argv[1:] or SIZES:
+            figures = in_turns(trunk, Path(folder))
+            speed = {form: figures["plain"]["seconds"] / figure["seconds"] for form, figure in figures.items()}
+            for form, figure in figures.items():
+                cells = f"{figure['seconds'] * 1000:.0f}", f"{speed[form]:.2f}", f"{figure['megabytes']:.0f}"
+                table.add_row(f"{trunk} {SIZES[trunk]} px", form, *cells)
+            missed |= speed["files"] < LEAST_FILES or speed["cached"] < LEAST_CACHED * speed["limit"]
+            missed |= figures["files"]["megabytes"] > figures["plain"]["megabytes"]
+    Console().print(table)
+    sys.exit(missed)
+
+
+if __name__ == "__main__":
+    if sys.argv[1:2] == ["--measure"]:
+        print(json.dumps(measure(sys.argv[2], sys.argv[3], Path(sys.argv[4]))))
+    else:
+        main()
