@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import subprocess
 import sys
 from pathlib import Path
@@ -11,6 +10,7 @@ from typing import Any
 import pytest
 import torch
 from ncd_training.ranks import Ranks
+from ncd_training.run_dir import RunDir
 from safetensors.torch import load_file
 
 from ncd_serve.errors import UsageError
@@ -25,20 +25,21 @@ def launch(processes: int, *arguments: object) -> None:
 
 @pytest.mark.slow
 def test_two_processes_train_like_one(glyphs: Path, tiny_settings: list[str], tmp_path: Path) -> None:
-    common = ("--dataset", "glyphs", "--data-root", glyphs, *tiny_settings)
+    # Small steps: rounding differs between one sum and a sum of two halves, and large ones would let it grow.
+    common = ("--dataset", "glyphs", "--data-root", glyphs, *tiny_settings, "--set", "optim.learning_rate=0.01")
     for processes in (1, 2):
         launch(processes, *common, "--out", tmp_path / str(processes))
-    alone, together = ([*map(json.loads, (tmp_path / n / "metrics.jsonl").open())] for n in ("1", "2"))
+    alone, together = (RunDir(tmp_path / n).read_metrics() for n in ("1", "2"))
     assert [row["epoch"] for row in together] == [1, 2]
     for one, two in zip(alone, together, strict=True):
         terms = {name: value for name, value in one.items() if name.startswith(("pairwise", "dist", "cross", "consis"))}
         assert len(terms) == 5
-        assert {name: two[name] for name in terms} == pytest.approx(terms, rel=2e-3)
+        assert {name: two[name] for name in terms} == pytest.approx(terms, rel=1e-3, abs=1e-6)
     weights = [load_file(tmp_path / n / "checkpoints" / "last.safetensors") for n in ("1", "2")]
     assert weights[0].keys() == weights[1].keys()
     banks = [name for name in weights[0] if name.startswith("objective.banks")]
     for name in (*banks, "model.branches.0.cluster_head.weight", "model.branches.1.known_head.weight"):
-        torch.testing.assert_close(weights[0][name], weights[1][name], rtol=1e-2, atol=1e-3)
+        torch.testing.assert_close(weights[0][name], weights[1][name], rtol=1e-3, atol=1e-4)
 
 
 def test_a_batch_is_dealt_out_evenly_or_refused() -> None:
