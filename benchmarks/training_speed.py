@@ -40,7 +40,7 @@ SIZES = {"resnet50": 224, "vit_small": 224, "efficientnet_lite0": 160}
 FORMS = ("plain", "files", "cached", "limit")
 LABELLED, UNLABELLED, STEPS, ROUNDS = 32, 16, 3, 3
 KNOWN, NOVEL = 160, 40
-PHOTO = (800, 600)
+PHOTO = (3000, 2000)
 LEAST_FILES, LEAST_CACHED = 1.3, 0.9
 
 

@@ -27,6 +27,9 @@ def train(
     weights: Annotated[
         Path | None, typer.Option(help="Weights to start from: MoCo v2, RotNet, torchvision, timm, DINO, or a run.")
     ] = None,
+    cache_views: Annotated[
+        int | None, typer.Option(min=0, help="Compute the frozen trunk once for so many views of each image.")
+    ] = None,
     recipe: Recipes = None,
     config: ConfigFile = None,
     set_: Settings = None,
@@ -52,6 +55,7 @@ def train(
             "data.manifest": manifest and str(manifest.absolute()),
             "data.strict": strict_data or None,
             "data.novel_classes": novel_classes,
+            "data.cache_views": cache_views,
             "model.weights": weights and str(weights.absolute()),
             "optim.seed": seed,
             "report.tensorboard": tensorboard or None,
