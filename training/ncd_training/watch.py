@@ -45,14 +45,15 @@ def first_look(setup: Setup, state: TrainState, run: RunDir) -> dict[str, Scores
         track=setup.track,
         what="initial features",
     )
-    ids = kmeans_ids(outputs.embedding, setup.clusters, seed=seed)
+    clusters = setup.clusters + (len(manifest.known_classes) if manifest.open_world else 0)
+    ids = kmeans_ids(outputs.embedding, clusters, seed=seed)
     if drawn:
         with setup.console.status("drawing t-SNE of the initial embeddings"):
             _draw(setup, state, run, outputs, clusters=ids, name="init")
     if manifest.truth is None:
         return {}
     truth = np.array(manifest.truth)
-    pixels = kmeans_ids(raw_pixels(manifest.unlabelled), setup.clusters, seed=seed)
+    pixels = kmeans_ids(raw_pixels(manifest.unlabelled), clusters, seed=seed)
     features = "supervised" if setup.config.supervised.epochs else "initial"
     guesses = {"k-means on raw pixels": pixels, f"k-means on {features} features": ids}
     return {name: cluster_scores(guess, truth) for name, guess in guesses.items()}
