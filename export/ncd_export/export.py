@@ -50,6 +50,8 @@ def export_run(setup: Setup, run: RunDir, *, out: Path, repository: Path, name: 
 
 def _write_descriptions(folder: Path, bundle_id: str, setup: Setup, summary: dict[str, Any], *, epochs: int) -> None:
     names = [f"cluster-{number}" for number in range(setup.clusters)]
+    if setup.config.model.heads == "open_world":
+        names = [*setup.manifest.known_classes, *names]
     write_text(folder / LABELS, "".join(f"{name}\n" for name in names))
     manifest = BundleManifest(
         bundle_id=bundle_id,

@@ -1,4 +1,7 @@
-"""What is exported: trunk, first branch and cluster head; banks, dictionary, other branch and known head stay out."""
+"""What is exported: trunk, first branch and cluster head; banks, dictionary, other branch and known head stay out.
+
+A head over known and novel classes comes along: it is what tells them apart.
+"""
 
 from __future__ import annotations
 
@@ -18,6 +21,17 @@ class GraphOutput(NamedTuple):
     embedding: Tensor  # FP32 [N, d]
 
 
+class JointOutput(NamedTuple):
+    """The outputs of a graph that can tell known from novel classes."""
+
+    cluster_id: Tensor
+    confidence: Tensor
+    probabilities: Tensor
+    embedding: Tensor
+    class_id: Tensor  # INT64 [N], known classes first, then clusters
+    is_novel: Tensor  # BOOL [N]
+
+
 class ExportGraph(nn.Module):
     """uint8 images [N, H, W, 3] to cluster ids, confidence, probabilities and embedding."""
 
@@ -25,10 +39,23 @@ class ExportGraph(nn.Module):
         super().__init__()
         branch = model.branches[0]
         self.trunk, self.tail, self.cluster_head = model.trunk, branch.tail, branch.cluster_head
+        self.known = branch.known
+        self.tells_known_from_novel = model.tells_known_from_novel
+        self.class_head = branch.known_head if model.tells_known_from_novel else None
 
-    def forward(self, image: Tensor) -> GraphOutput:
+    @property
+    def output_names(self) -> tuple[str, ...]:
+        """What it answers with."""
+        return JointOutput._fields if self.tells_known_from_novel else GraphOutput._fields
+
+    def forward(self, image: Tensor) -> GraphOutput | JointOutput:
         """Images as they come from a file: channels last, values 0 to 255."""
         embedding = self.tail(self.trunk(image.permute(0, 3, 1, 2))).embedding
         probabilities = torch.softmax(self.cluster_head(embedding), dim=1)
         confidence, cluster_id = probabilities.max(dim=1)
-        return GraphOutput(cluster_id, confidence, probabilities, embedding)
+        answer = GraphOutput(cluster_id, confidence, probabilities, embedding)
+        if not self.tells_known_from_novel:
+            return answer
+        # An open world's clusters are the known classes and the novel ones, so they need no second head.
+        class_id = cluster_id if self.class_head is None else self.class_head(embedding).argmax(dim=1)
+        return JointOutput(*answer, class_id, class_id >= self.known)

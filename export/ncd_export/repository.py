@@ -17,7 +17,7 @@ from ncd_serve.files import atomic_directory, write_text
 
 MAX_BATCH = 64
 _QUEUE_DELAY_MICROSECONDS = 500
-_TYPES = {"UINT8": "TYPE_UINT8", "INT64": "TYPE_INT64", "FLOAT": "TYPE_FP32"}
+_TYPES = {"UINT8": "TYPE_UINT8", "INT64": "TYPE_INT64", "FLOAT": "TYPE_FP32", "BOOL": "TYPE_BOOL"}
 _MARK = f"{FACT_PREFIX}bundle"
 
 

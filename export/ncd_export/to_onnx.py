@@ -11,7 +11,7 @@ from pathlib import Path
 import onnx
 import torch
 
-from ncd_export.graph import ExportGraph, GraphOutput
+from ncd_export.graph import ExportGraph
 
 OPSET = 20
 
@@ -24,7 +24,7 @@ def write_onnx(graph: ExportGraph, target: Path, *, resolution: int, metadata: d
             graph.eval().cpu(),
             (example,),
             input_names=["image"],
-            output_names=list(GraphOutput._fields),
+            output_names=list(graph.output_names),
             opset_version=OPSET,
             dynamo=True,
             dynamic_shapes={"image": {0: torch.export.Dim("batch", min=1)}},

@@ -10,7 +10,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from ncd_export.graph import ExportGraph, GraphOutput
+from ncd_export.graph import ExportGraph
 from ncd_serve.errors import ExportMismatchError
 from ncd_serve.preprocess import PreprocessSpec, load_array
 from ncd_serve.runners import open_session
@@ -51,17 +51,18 @@ def verify(
     expected = _torch_outputs(graph, images)
     session = open_session(model)
     differences = dict.fromkeys(("confidence", "probabilities", "embedding"), 0.0)
+    ids = [name for name in graph.output_names if name not in differences]
     equal = 1.0
     batch_sizes = (*BATCH_SIZES, max_batch)
     for size in batch_sizes:
         parts = [
-            session.run(list(GraphOutput._fields), {"image": images[start : start + size]})
+            session.run(list(graph.output_names), {"image": images[start : start + size]})
             for start in range(0, len(images), size)
         ]
         answer = dict(
-            zip(GraphOutput._fields, (np.concatenate(arrays) for arrays in zip(*parts, strict=True)), strict=True)
+            zip(graph.output_names, (np.concatenate(arrays) for arrays in zip(*parts, strict=True)), strict=True)
         )
-        equal = min(equal, float((answer["cluster_id"] == expected["cluster_id"]).mean()))
+        equal = min(equal, *(float((answer[name] == expected[name]).mean()) for name in ids))
         for name in differences:
             differences[name] = max(differences[name], _difference(answer[name], expected[name]))
     result = Verification(len(images), batch_sizes, differences, equal)
@@ -77,7 +78,7 @@ def verify(
 @torch.inference_mode()
 def _torch_outputs(graph: ExportGraph, images: NDArray[np.uint8]) -> dict[str, NDArray[Any]]:
     outputs = [graph(torch.from_numpy(images[start : start + 64])) for start in range(0, len(images), 64)]
-    return {name: torch.cat([getattr(output, name) for output in outputs]).numpy() for name in GraphOutput._fields}
+    return {name: torch.cat([getattr(output, name) for output in outputs]).numpy() for name in graph.output_names}
 
 
 def _difference(answer: NDArray[Any], expected: NDArray[Any]) -> float:

@@ -15,6 +15,8 @@ from ncd_export import export as exporter
 from ncd_export.graph import ExportGraph
 from ncd_export.repository import add_to_repository, render_config
 from ncd_export.to_onnx import write_onnx
+from ncd_export.verify import verify
+from ncd_training.config import ModelConfig
 from ncd_training.dual_branch import DualBranchModel
 from ncd_training.run_dir import RunDir
 from ncd_training.setup import prepare
@@ -50,6 +52,25 @@ def test_every_trunk_exports_and_answers_like_torch(name: str, glyphs: Path, tmp
         np.testing.assert_allclose(answer["probabilities"], expected.probabilities, atol=1e-4)
         np.testing.assert_allclose(answer["embedding"], expected.embedding, rtol=1e-4, atol=1e-4)
     assert stored_bytes(tmp_path / "model.onnx") <= 1.02 * sum(p.numel() * 4 for p in graph.parameters())
+
+
+@pytest.mark.parametrize("heads", ["joint", "open_world"])
+def test_a_head_over_known_and_novel_classes_is_served_too(heads: Any, glyphs: Path, tmp_path: Path) -> None:
+    torch.manual_seed(0)
+    parts = build_trunk("small_resnet", resolution=32)
+    model = DualBranchModel(parts, known=5, novel=7, model=ModelConfig(heads=heads)).eval()
+    graph = ExportGraph(model)
+    write_onnx(graph, tmp_path / "model.onnx", resolution=32, metadata={"origin": "test"})
+    paths = sorted((glyphs / "test").rglob("*.png"))[:9]
+    assert verify(graph, tmp_path / "model.onnx", paths, PreprocessSpec(resolution=32, resize=32), max_batch=8).passed
+    images = np.stack([load_array(path, PreprocessSpec(resolution=32, resize=32)) for path in paths])
+    names = ["class_id", "is_novel", "cluster_id", "probabilities"]
+    class_id, is_novel, cluster_id, probabilities = open_session(tmp_path / "model.onnx").run(names, {"image": images})
+    assert class_id.dtype == np.int64 and is_novel.dtype == np.bool_
+    np.testing.assert_array_equal(is_novel, class_id >= 5)
+    assert probabilities.shape == (9, 12 if heads == "open_world" else 7)
+    if heads == "open_world":
+        np.testing.assert_array_equal(class_id, cluster_id)
 
 
 def stored_bytes(path: Path) -> int:
