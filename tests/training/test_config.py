@@ -73,6 +73,9 @@ def test_a_dataset_has_its_own_recipe_or_its_family_s() -> None:
     assert recipe_for("nothing") is None
 
 
-def test_a_drifting_trunk_cannot_be_cached() -> None:
+@pytest.mark.parametrize(
+    "overrides", [{"compat.trunk_batch_norm": "train", "data.cache_views": 4}, {"data.cache_views": 1}]
+)
+def test_views_that_cannot_be_cached(overrides: dict[str, object]) -> None:
     with pytest.raises(UsageError, match="cache_views"):
-        resolve_config(overrides={"compat.trunk_batch_norm": "train", "data.cache_views": 4})
+        resolve_config(overrides=overrides)

@@ -187,6 +187,8 @@ class TrainConfig(Section):
 
     @model_validator(mode="after")
     def _fits_together(self) -> TrainConfig:
+        if self.data.cache_views == 1:
+            raise ValueError("data.cache_views must be 0, or at least 2: a step compares two views of an image")
         if self.compat.trunk_batch_norm == "train" and self.data.cache_views:
             raise ValueError("compat.trunk_batch_norm=train changes the trunk, so data.cache_views must be 0")
         if self.self_labels.weight and (self.model.heads == "open_world" or self.model.cosine_heads):
