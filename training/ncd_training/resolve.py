@@ -128,6 +128,10 @@ def _merge(tree: dict[str, Any], update: dict[str, Any]) -> None:
 def _explained(error: ValidationError) -> UsageError:
     first = error.errors()[0]
     key = ".".join(str(part) for part in first["loc"])
+    if not key:
+        return UsageError(
+            first["msg"].removeprefix("Value error, "), hint="ncd-serve config show tells where they are set"
+        )
     if first["type"] != "extra_forbidden":
         return UsageError(f"config {key}: {first['msg']}", hint=f"it was {first.get('input')!r}")
     *parents, unknown = (str(part) for part in first["loc"])
