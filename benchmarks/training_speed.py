@@ -40,7 +40,7 @@ SIZES = {"resnet50": 224, "vit_small": 224, "efficientnet_lite0": 160}
 FORMS = ("plain", "files", "cached", "limit")
 LABELLED, UNLABELLED, STEPS, ROUNDS = 16, 8, 2, 2
 KNOWN, NOVEL = 160, 40
-PHOTO = (4000, 3000)  # a telephone takes as many
+PHOTO = (3000, 2000)
 LEAST_FILES, LEAST_CACHED = 1.3, 0.9
 
 
