@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from ncd_training.dual_branch import BranchOutput
-from ncd_training.randomness import generator_for
+from ncd_training.randomness import Purpose, generator_for
 from ncd_training.schedule import learning_rate, ramp_up
 
 if TYPE_CHECKING:
@@ -17,8 +17,6 @@ if TYPE_CHECKING:
     from ncd_training.checkpoint import TrainState
     from ncd_training.config import TrainConfig
     from ncd_training.views import BatchPlan
-
-_PARTS = 3  # the purpose that a step's generator is for
 
 
 def train_epoch(
@@ -37,7 +35,7 @@ def train_epoch(
         rows, others = indices[: config.optim.labelled_batch], indices[config.optim.labelled_batch :]
         targets = state.objective.targets
         targets = None if targets is None else targets[torch.tensor(others) - len(labels)]
-        generator = generator_for(config.optim.seed, _PARTS, state.epoch, step)
+        generator = generator_for(config.optim.seed, Purpose.PARTS, state.epoch, step)
         terms = train_step(state, views, labels[rows], targets=targets, ramp=ramp, generator=generator)
         for name, value in terms.items():
             totals[name] = totals.get(name, 0.0) + value / len(plan)

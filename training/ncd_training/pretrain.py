@@ -20,6 +20,7 @@ from ncd_training.lessons import TrunkAndTail
 from ncd_training.moco import MomentumContrast
 from ncd_training.plots import CurvePlots, draw_curves
 from ncd_training.precision import Precision
+from ncd_training.randomness import Purpose
 from ncd_training.rotations import Rotations
 from ncd_training.run_dir import PRETRAINED, RunDir
 from ncd_training.run_log import RunLog
@@ -29,7 +30,6 @@ from ncd_training.trunk import TrunkParts
 from ncd_training.views import BatchPlan, FileViews, batches
 from ncd_training.weights import WeightsReport, initial_trunk, save_weights
 
-_HELD_OUT = 4  # the purpose that a seed is drawn for
 _MOST_HELD_OUT = 2000
 _CHOSEN_BY = "held_out_accuracy"
 
@@ -97,7 +97,7 @@ def split_images(images: Sequence[Path], settings: PretrainConfig, *, seed: int)
     if settings.method != "rotnet":
         return list(images), []
     number = max(1, min(_MOST_HELD_OUT, round(settings.held_out * len(images))))
-    chosen = set(np.random.default_rng([seed, _HELD_OUT]).permutation(len(images))[:number].tolist())
+    chosen = set(np.random.default_rng([seed, Purpose.HELD_OUT]).permutation(len(images))[:number].tolist())
     learn = [path for index, path in enumerate(images) if index not in chosen]
     return learn, [images[index] for index in sorted(chosen)]
 

@@ -2,8 +2,21 @@
 
 from __future__ import annotations
 
+from enum import IntEnum
+
 import numpy as np
 import torch
+
+
+class Purpose(IntEnum):
+    """What a seed is drawn for. A number never changes: published results depend on it."""
+
+    ORDER = 0
+    VIEW = 1
+    CACHED_VIEW = 2
+    PARTS = 3
+    SELF_LABELS = 4
+    HELD_OUT = 5
 
 
 def seed_for(*parts: int) -> int:

@@ -20,7 +20,7 @@ from ncd_training.clustering import (
     main_directions,
     refined_assignment,
 )
-from ncd_training.randomness import seed_for
+from ncd_training.randomness import Purpose, seed_for
 from ncd_training.views import CachedViews, FileViews, ViewRequest, batches
 
 if TYPE_CHECKING:
@@ -28,7 +28,6 @@ if TYPE_CHECKING:
     from ncd_training.config import TrainConfig
     from ncd_training.dual_branch import Branch
 
-_PURPOSE = 4  # that the views are drawn for
 _MOST_LABELLED = 20_000  # enough to know how classes vary within themselves
 _HEAD_SCALE = 10.0  # logits of a new head are about 10 times a cosine
 _REFINING = 5
@@ -85,7 +84,8 @@ def _features(state: TrainState, views: FileViews | CachedViews, rows: list[int]
     settings, model = config.self_labels, state.model
     requests = [
         ViewRequest(
-            row, tuple(seed_for(config.optim.seed, _PURPOSE, state.epoch, row, v) for v in range(settings.views))
+            row,
+            tuple(seed_for(config.optim.seed, Purpose.SELF_LABELS, state.epoch, row, v) for v in range(settings.views)),
         )
         for row in rows
     ]

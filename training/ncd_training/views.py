@@ -18,7 +18,7 @@ from torch.utils.data import DataLoader, Dataset, Sampler
 from ncd_serve.files import atomic_path
 from ncd_serve.preprocess import open_image
 from ncd_training.augment import build_augmentation, smallest_part
-from ncd_training.randomness import seed_for
+from ncd_training.randomness import Purpose, seed_for
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -28,9 +28,6 @@ if TYPE_CHECKING:
     from ncd_training.dual_branch import Trunk
     from ncd_training.progress import Track
     from ncd_training.ranks import Ranks
-
-# Purposes that seeds are drawn for.
-_ORDER, _VIEW, _CACHED_VIEW = range(3)
 
 
 @dataclass(frozen=True)
@@ -98,7 +95,7 @@ class BatchPlan(Sampler[list[ViewRequest]]):
 
     def __iter__(self) -> Iterator[list[ViewRequest]]:
         """The batches of the current epoch."""
-        rng = np.random.default_rng([self.seed, _ORDER, self.epoch])
+        rng = np.random.default_rng([self.seed, Purpose.ORDER, self.epoch])
         known = _cycle(rng, self.labelled, len(self) * self.labelled_batch)
         novel = _cycle(rng, self.unlabelled, len(self) * self.unlabelled_batch) + self.labelled
         for step in range(len(self)):
@@ -106,7 +103,7 @@ class BatchPlan(Sampler[list[ViewRequest]]):
             yield [self._request(int(index)) for index in indices]
 
     def _request(self, index: int) -> ViewRequest:
-        parts = (self.seed, _VIEW, self.epoch, index)
+        parts = (self.seed, Purpose.VIEW, self.epoch, index)
         return ViewRequest(index, tuple(seed_for(*parts, view) for view in range(self.views)))
 
 
@@ -190,7 +187,7 @@ def _fingerprint(trunk: Trunk, paths: Sequence[Path], data: DataConfig) -> str:
 
 
 def _cache_seeds(index: int, views: int) -> tuple[int, ...]:
-    return tuple(seed_for(_CACHED_VIEW, index, view) for view in range(views))
+    return tuple(seed_for(Purpose.CACHED_VIEW, index, view) for view in range(views))
 
 
 def _cycle(rng: np.random.Generator, images: int, wanted: int) -> NDArray[np.int64]:
