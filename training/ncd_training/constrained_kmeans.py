@@ -1,0 +1,96 @@
+"""K-means in which some rows are told their cluster (DTC's semi-supervised k-means). Without such rows: plain k-means.
+
+All starts run side by side: one matrix product measures the distances of every row to every centre of every start.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+FREE = -1  # marks a row that may go to any cluster
+_TOLERANCE = 1e-4  # of the features' variance: centres that move less have settled (DTC's and scikit-learn's value)
+_ROUNDS = 100
+
+
+class Clusters(NamedTuple):
+    """The best of several starts."""
+
+    ids: Tensor  # [N]
+    centres: Tensor  # [K, d]
+    inertia: float  # sum of squared distances of the rows to their centres
+
+
+def constrained_kmeans(features: Tensor, fixed: Tensor, clusters: int, *, starts: int, seed: int) -> Clusters:
+    """Cluster `features` [N, d]; `fixed` [N] names the cluster that a row stays in, counted from 0, or is FREE.
+
+    Centres of named clusters start at the mean of their rows, the others by k-means++ among the free rows.
+    """
+    features = features - features.mean(dim=0)  # small numbers: distances from products lose no digits
+    squares = features.square().sum(dim=1)
+    settled = _TOLERANCE * float(squares.mean())
+    centres = _first_centres(features, squares, fixed, clusters, starts=starts, seed=seed)
+    for _ in range(_ROUNDS):
+        ids, _ = _assign(features, squares, fixed, centres)
+        moved = _means(features, ids, centres)
+        shift = (moved - centres).square().sum(dim=(1, 2)).max()
+        centres = moved
+        if shift <= settled:
+            break
+    ids, inertia = _assign(features, squares, fixed, centres)
+    best = int(inertia.argmin())
+    return Clusters(ids[best], centres[best], float(inertia[best]))
+
+
+def _first_centres(
+    features: Tensor, squares: Tensor, fixed: Tensor, clusters: int, *, starts: int, seed: int
+) -> Tensor:
+    """[starts, K, d]: the named ones, then greedy k-means++ among the free rows.
+
+    Rows are drawn with a chance that grows with their distance from all centres so far; of a few drawn, the one stays
+    that brings all rows nearest.
+    """
+    free, generator = (fixed == FREE).float(), torch.Generator().manual_seed(seed)
+    named, held = int(fixed.max()) + 1, fixed != FREE
+    centres = features.new_zeros(starts, clusters, features.shape[1])
+    nearest = features.new_ones(starts, len(features))
+    if named:
+        centres[:, :named] = _means(features[held], fixed[held][None], centres[:1, :named])
+        nearest = _distances(features, squares, centres[:, :named]).amin(dim=2)
+    tries, every = 2 + int(math.log(clusters)), torch.arange(starts)
+    for number in range(named, clusters):
+        chances = nearest * free
+        # Where all rows are at a centre already, any of them will do.
+        chances = torch.where(chances.sum(dim=1, keepdim=True) > 0, chances, free)
+        rows = torch.multinomial(chances, tries, replacement=True, generator=generator)
+        distances = _distances(features, squares, features[rows])
+        if number:
+            distances = torch.minimum(distances, nearest.unsqueeze(2))
+        best = distances.sum(dim=1).argmin(dim=1)
+        centres[:, number], nearest = features[rows[every, best]], distances[every, :, best]
+    return centres
+
+
+def _assign(features: Tensor, squares: Tensor, fixed: Tensor, centres: Tensor) -> tuple[Tensor, Tensor]:
+    """Cluster of each row [starts, N], and the inertia of each start."""
+    distances = _distances(features, squares, centres)
+    ids = torch.where(fixed == FREE, distances.argmin(dim=2), fixed)
+    return ids, distances.gather(2, ids.unsqueeze(2)).sum(dim=(1, 2))
+
+
+def _distances(features: Tensor, squares: Tensor, centres: Tensor) -> Tensor:
+    """Squared distances [starts, N, K]."""
+    products = features @ centres.transpose(1, 2)
+    return (squares[:, None] - 2 * products + centres.square().sum(dim=2)[:, None]).clamp_min_(0)
+
+
+def _means(features: Tensor, ids: Tensor, before: Tensor) -> Tensor:
+    """Mean of the rows of each cluster; one without rows stays where it was."""
+    means = torch.zeros_like(before)
+    for mean, mine in zip(means, ids, strict=True):
+        mean.index_add_(0, mine, features)
+    sizes = torch.stack([torch.bincount(mine, minlength=before.shape[1]) for mine in ids]).unsqueeze(2)
+    return torch.where(sizes > 0, means / sizes.clamp_min(1), before)
