@@ -38,7 +38,7 @@ def examine(*, bundle: Path | None = None, repository: Path | None = None, url: 
     if bundle is not None:
         checks.append(_try(f"bundle {bundle}", lambda: f"id {Bundle.read(bundle).manifest.bundle_id}, hashes match"))
     if repository is not None:
-        checks.append(_try(f"repository {repository}", lambda: f"{check_repository(repository)} models"))
+        checks.append(_try(f"repository {repository}", lambda: f"{len(check_repository(repository))} models"))
     if url is not None:
         checks.append(_try(f"server {url}", lambda: f"{len(Client(url).cluster_names)} clusters, answers a test image"))
     return checks

@@ -14,6 +14,7 @@ from ncd_serve.bundle import LABELS, MODEL, Bundle
 from ncd_serve.client import FACT_PREFIX, PREPROCESS_FACT
 from ncd_serve.errors import DataError
 from ncd_serve.files import atomic_directory, write_text
+from ncd_serve.triton.jpeg import add_jpeg_model
 
 MAX_BATCH = 64
 _QUEUE_DELAY_MICROSECONDS = 500
@@ -45,6 +46,7 @@ def add_to_repository(bundle: Bundle, repository: Path, *, name: str) -> Path:
         raise DataError(f"{folder} was not made by ncd-serve", hint="choose another --model-name or repository")
     versions = [int(entry.name) for entry in folder.glob("[0-9]*") if entry.name.isdigit()]
     target = folder / str(max(versions, default=0) + 1)
+    add_jpeg_model(bundle, repository, name=name, version=int(target.name))
     with atomic_directory(target) as fresh:
         shutil.copyfile(bundle.model_path, fresh / MODEL)
     # The version is complete before the configuration names its labels: a server that looks now sees either state.

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import os
+import re
 import signal
 import socket
 import subprocess
 import sys
+import tempfile
 import time
 from contextlib import ExitStack
 from pathlib import Path
@@ -18,6 +20,7 @@ if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
 POLL_SECONDS = 0.05
+SHELL_SAFE = re.compile(r"[\w./+-]+", re.ASCII)
 RUN_WITH_PARENT = Path(__file__).with_name("run_with_parent.py")
 
 
@@ -29,10 +32,33 @@ class Ports(NamedTuple):
     metrics: int
 
 
+def plain_temporary_directory() -> tempfile.TemporaryDirectory[str]:
+    """A directory whose path needs no quotes: Triton passes it to its stub through a shell, without any."""
+    usual = tempfile.gettempdir()
+    for parent in (usual, "/tmp", "/var/tmp"):
+        if SHELL_SAFE.fullmatch(parent) and os.access(parent, os.W_OK):
+            return tempfile.TemporaryDirectory(prefix="ncd-triton-", dir=parent)
+    raise ServerError(
+        f"Triton cannot work in the temporary folder {usual}: its path has spaces or special characters",
+        hint="set TMPDIR to another folder",
+    )
+
+
 def choose_ports(host: str, *wanted: int | None) -> Ports:
     """The wanted ports if they are free, and free ones for those that are None."""
     with ExitStack() as held:  # until the last is chosen, so that no two are the same
         return Ports(*[held.enter_context(_listen(host, port or 0)).getsockname()[1] for port in wanted])
+
+
+def usual_or_free(host: str, wanted: int | None, usual: int) -> int | None:
+    """The wanted port, else the usual one unless it is taken; None (and 0) stand for any free one."""
+    if wanted is not None:
+        return wanted
+    try:
+        _listen(host, usual).close()
+    except ServerError:
+        return None
+    return usual
 
 
 def _listen(host: str, port: int) -> socket.socket:

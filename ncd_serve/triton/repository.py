@@ -1,42 +1,82 @@
-"""Whether a folder is a Triton model repository of ONNX models."""
+"""Whether a folder is a model repository that Triton can load, and what is wrong with it if not."""
 
 from __future__ import annotations
 
 import os
 import re
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from ncd_serve.errors import DataError
 
 if TYPE_CHECKING:
     from pathlib import Path
 
+CONFIG = "config.pbtxt"
 LAYOUT = "a model repository holds MODEL/1/model.onnx and nothing but such folders; `ncd-serve export` writes one"
 # Triton passes the path of a model to its stub through a shell, unquoted.
 MODEL_NAME = re.compile(r"[A-Za-z0-9_.-]+")
 VERSION = re.compile(r"[1-9][0-9]*")  # Triton skips all others
+MODEL_FILES = {"onnxruntime": "model.onnx", "python": "model.py"}
 
 
-def check_repository(repository: Path) -> int:
-    """The number of models; raises DataError with the reason when Triton has no chance to load what is there."""
+def check_repository(repository: Path) -> list[str]:
+    """The names of the models; raises DataError with the reason when Triton has no chance to load what is there."""
     try:
-        models = sorted(entry for entry in repository.iterdir() if entry.is_dir())
+        if (repository / CONFIG).exists() or any(VERSION.fullmatch(entry.name) for entry in repository.iterdir()):
+            raise DataError(
+                f"{repository} is the folder of one model, not a repository",
+                hint=f"use --repository {_parent(repository)}",
+            )
+        models = sorted(entry for entry in repository.iterdir() if entry.is_dir() and not entry.name.startswith("."))
         if not models:
             raise DataError(f"no model folders in {repository}", hint=LAYOUT)
         for model in models:
             _check_model(model)
-        return len(models)
+        return [model.name for model in models]
     except OSError as error:
         raise DataError(f"cannot read {error.filename}: {error.strerror}", hint=LAYOUT) from error
+
+
+def _parent(repository: Path) -> Path:
+    return repository.resolve().parent
 
 
 def _check_model(model: Path) -> None:
     if not MODEL_NAME.fullmatch(model.name):
         raise DataError(f"'{model.name}' cannot be a model name: only letters, digits, and _ . - can", hint=LAYOUT)
-    files = [entry / "model.onnx" for entry in model.iterdir() if VERSION.fullmatch(entry.name)]
-    files = [file for file in files if file.is_file()]
-    if not files:
-        raise DataError(f"no version with a model.onnx in {model}", hint=LAYOUT)
-    for file in files:
-        if not os.access(file, os.R_OK):
-            raise DataError(f"cannot read {file}: permission denied", hint="chmod a+r it")
+    config = _read_config(model / CONFIG)
+    if config.name not in ("", model.name):
+        raise DataError(
+            f"{model / CONFIG} names the model '{config.name}', its folder '{model.name}'", hint="they have to be equal"
+        )
+    for label_file in {output.label_filename for output in config.output} - {""}:
+        if not (model / label_file).is_file():
+            raise DataError(f"{model / CONFIG} needs the labels {label_file}, which are not there", hint="export again")
+    _check_versions(model, config)
+
+
+def _check_versions(model: Path, config: Any) -> None:
+    versions = [entry for entry in model.iterdir() if VERSION.fullmatch(entry.name)]
+    expected = MODEL_FILES.get(config.backend or "onnxruntime") if config.platform != "ensemble" else None
+    if expected is not None:  # other backends have files of their own
+        expected = config.default_model_filename or expected
+        versions = [version for version in versions if (version / expected).is_file()]
+        for file in (version / expected for version in versions):
+            if not os.access(file, os.R_OK):
+                raise DataError(f"cannot read {file}: permission denied", hint="chmod a+r it")
+    if not versions:
+        raise DataError(f"no version{f' with a {expected}' if expected else ''} in {model}", hint=LAYOUT)
+
+
+def _read_config(path: Path) -> Any:
+    """The configuration, empty where there is none: Triton completes it from the model."""
+    from google.protobuf import text_format  # type: ignore[import-untyped]
+    from tritonclient.grpc.model_config_pb2 import ModelConfig
+
+    config = ModelConfig()
+    if path.is_file():
+        try:
+            text_format.Parse(path.read_text(), config)
+        except (text_format.ParseError, UnicodeDecodeError) as error:
+            raise DataError(f"{path} is damaged: {error}", hint="export again") from None
+    return config

@@ -6,19 +6,20 @@ import re
 import time
 import uuid
 from contextlib import ExitStack
-from http.client import HTTPConnection, HTTPException
 from pathlib import Path
-from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING, NamedTuple
 
 from ncd_serve.errors import ServerError
 from ncd_serve.triton.install import find_triton
+from ncd_serve.triton.options import TritonOptions
+from ncd_serve.triton.probe import Activity, Probe, read_activity
 from ncd_serve.triton.process import (
     POLL_SECONDS,
     Ports,
     choose_ports,
     end_process,
     has_exited,
+    plain_temporary_directory,
     remove_shared_memory,
     start_process,
 )
@@ -32,6 +33,7 @@ if TYPE_CHECKING:
 DRAIN_SECONDS = 20  # how long requests in flight may take to finish once the server is told to stop
 KILL_SECONDS = DRAIN_SECONDS + 5  # Triton ends by itself when the drain is over; this is for one that hangs
 LOGGED_ERROR = re.compile(r'^(?:E\d{4} \S+ +\d+ \S+\] |error: )"?(.+?)"?$', re.MULTILINE)
+KEY_HEADER = "ncd-serve-key"
 HARMLESS_ERROR = "CudaDriverHelper has not been initialized."  # on every machine without a GPU
 
 
@@ -52,8 +54,8 @@ class TritonServer:
             server.wait_ready(timeout=60)
             client = InferenceServerClient(server.grpc_url)
 
-    Linux ends the server with the thread that called `start`, so call it from one that stays.
-    Paths in `extra_arguments` have to be absolute.
+    Linux ends the server with the thread that called `start`, so call it from one that stays. With `live_updates`
+    models can be loaded while it runs (`probe.load`), by this process alone.
     """
 
     def __init__(
@@ -65,14 +67,21 @@ class TritonServer:
         grpc_port: int | None = None,
         metrics_port: int | None = None,
         log_path: Path | None = None,
+        live_updates: bool = False,
         extra_arguments: Sequence[str] = (),
     ) -> None:
-        """Only notes what to start. Ports left out become free ones."""
+        """Only notes what to start. Ports left out become free ones; `extra_arguments` are tritonserver's own."""
         self._repository = repository
         self._host = host
         self._wanted_ports = (http_port, grpc_port, metrics_port)
         self._log_path = log_path
-        self._extra_arguments = tuple(extra_arguments)
+        self._options = TritonOptions(extra_arguments)
+        # Triton has no TLS for HTTP: what is meant to be encrypted must not be open beside it.
+        self._http_host = "127.0.0.1" if self._options.has_tls else host
+        self._live_updates = live_updates
+        # Whoever may load models may run code here. The key is known to this process and its child only.
+        self._key = uuid.uuid4().hex if live_updates and not self._options.restricts_repository else None
+        self._patience: float = KILL_SECONDS
         self._run: _Run | None = None
         self._undo = ExitStack()  # what stop() has to do: filled in by start(), step by step
 
@@ -83,8 +92,7 @@ class TritonServer:
         install = find_triton()
         ports = choose_ports(self._host, *self._wanted_ports)
         with ExitStack() as undo:
-            directory = Path(undo.enter_context(TemporaryDirectory(prefix="ncd-triton-")))
-            # Triton passes the path of a model to its stub through a shell, unquoted. This one has no spaces.
+            directory = Path(undo.enter_context(plain_temporary_directory()))
             models = directory / "models"
             models.symlink_to(self._repository.resolve())
             shm_prefix = f"ncd-{uuid.uuid4().hex}-"
@@ -93,17 +101,17 @@ class TritonServer:
             command = [str(install.executable), *install.lay_out(backends), *self._arguments(ports, models, shm_prefix)]
             log_path = self._log_path or directory / "triton.log"
             log_start = log_path.stat().st_size if log_path.exists() else 0
-            # The stub imports `model` from its working directory first, so that has to be ours.
-            cwd = backends / "onnxruntime" if install.source == "wheel" else Path.cwd()
-            process = start_process(command, cwd=cwd, environment=install.environment(), log_path=log_path)
-            undo.callback(end_process, process, timeout=KILL_SECONDS)
+            # The stub imports `model` from its working directory first, so there must be none.
+            process = start_process(command, cwd=directory, environment=install.environment(), log_path=log_path)
+            undo.callback(lambda: end_process(process, timeout=self._patience))
             self._run = _Run(process, ports, models, log_path, log_start)
             self._undo = undo.pop_all()
+        self._wanted_ports = ports  # a second start listens where clients know it
 
     def _arguments(self, ports: Ports, models: Path, shm_prefix: str) -> list[str]:
         return [
             f"--model-repository={models}",
-            f"--http-address={self._host}",
+            f"--http-address={self._http_host}",
             f"--http-port={ports.http}",
             f"--grpc-address={self._host}",
             f"--grpc-port={ports.grpc}",
@@ -111,35 +119,52 @@ class TritonServer:
             f"--metrics-port={ports.metrics}",
             f"--exit-timeout-secs={DRAIN_SECONDS}",
             f"--backend-config=python,shm-region-prefix-name={shm_prefix}",
-            *self._extra_arguments,
+            "--metrics-config=summary_latencies=true",
+            *(self._update_arguments() if self._live_updates else ()),
+            *self._options.as_arguments(),
         ]
 
+    def _update_arguments(self) -> list[str]:
+        # Not strict: an update that fails to load must not make the version that serves look unready.
+        arguments = ["--model-control-mode=explicit", "--load-model=*", "--strict-readiness=false"]
+        if self._key is not None:
+            restriction = f"model-repository:{KEY_HEADER}={self._key}"
+            arguments += [f"--http-restricted-api={restriction}", f"--grpc-restricted-protocol={restriction}"]
+        return arguments
+
     def wait_ready(self, timeout: float) -> None:
-        """Return once every model can be asked; raise as soon as the server has died, or when time is up."""
+        """Return once every model has answered; raise as soon as the server has died, or when time is up."""
         run = self._started()
         deadline = time.monotonic() + timeout
+        silent: str | None = "it loads its models"
         while True:
             if has_exited(run.process):
                 raise self._failure("Triton ended while starting")
-            if self._is_ready():
-                return
+            if self.probe.is_ready():
+                silent = self.probe.unanswered()
+                if silent is None:
+                    return
             if time.monotonic() > deadline:
-                raise self._failure(f"Triton was not ready after {timeout:g} s")
+                raise self._failure(f"Triton was not ready after {timeout:g} s ({silent})")
             time.sleep(POLL_SECONDS)
 
     def is_running(self) -> bool:
         """Whether the process that was started is still there."""
         return self._run is not None and not has_exited(self._run.process)
 
-    def _is_ready(self) -> bool:
-        connection = HTTPConnection(self.http_url, timeout=1)
-        try:
-            connection.request("GET", "/v2/health/ready")
-            return connection.getresponse().status == 200
-        except (OSError, HTTPException):
-            return False
-        finally:
-            connection.close()
+    @property
+    def probe(self) -> Probe:
+        """Questions to the server."""
+        return Probe(self.http_url, headers=self.headers)
+
+    @property
+    def headers(self) -> dict[str, str]:
+        """What a request has to carry to be let through all restrictions."""
+        return {**self._options.headers(), **({KEY_HEADER: self._key} if self._key else {})}
+
+    def activity(self) -> dict[str, Activity]:
+        """What each model has done."""
+        return read_activity(self._url(self._host, self._started().ports.metrics))
 
     def _failure(self, what: str) -> ServerError:
         run = self._started()
@@ -151,9 +176,9 @@ class TritonServer:
         reasons = reasons.replace(r"\n", "\n").replace(str(run.models), str(self._repository))
         return ServerError(f"{what}: {reasons}", hint=f"see the log {self._log_path}" if self._log_path else None)
 
-    def stop(self) -> None:
+    def stop(self, *, patience: float = KILL_SECONDS) -> None:
         """Let requests in flight finish, end the server, remove all it left behind. May be called at any time."""
-        self._run = None
+        self._run, self._patience = None, patience
         self._undo.close()
 
     def __enter__(self) -> TritonServer:
@@ -171,23 +196,24 @@ class TritonServer:
         assert self._run is not None, "not started"
         return self._run
 
-    def _url(self, port: int) -> str:
-        return f"{'127.0.0.1' if self._host == '0.0.0.0' else self._host}:{port}"
+    @staticmethod
+    def _url(host: str, port: int) -> str:
+        return f"{'127.0.0.1' if host == '0.0.0.0' else host}:{port}"
 
     @property
     def http_url(self) -> str:
         """`host:port`, as tritonclient.http takes it."""
-        return self._url(self._started().ports.http)
+        return self._url(self._http_host, self._started().ports.http)
 
     @property
     def grpc_url(self) -> str:
         """`host:port`, as tritonclient.grpc takes it."""
-        return self._url(self._started().ports.grpc)
+        return self._url(self._host, self._started().ports.grpc)
 
     @property
     def metrics_url(self) -> str:
         """The page that Prometheus reads."""
-        return f"http://{self._url(self._started().ports.metrics)}/metrics"
+        return f"http://{self._url(self._host, self._started().ports.metrics)}/metrics"
 
     @property
     def pid(self) -> int:

@@ -1,0 +1,82 @@
+"""What a server is doing, live on a terminal, or a line a minute where there is none."""
+
+from __future__ import annotations
+
+import math
+import time
+from typing import TYPE_CHECKING
+
+from rich.live import Live
+from rich.table import Table
+
+from ncd_serve.cli.console import messages
+
+if TYPE_CHECKING:
+    from types import TracebackType
+
+    from ncd_serve.triton import TritonServer
+    from ncd_serve.triton.probe import Activity
+
+_LINE_SECONDS = 60
+
+
+class ActivityDisplay:
+    """Requests, rate and latency of each model. Use it as a context, and call `update` every second."""
+
+    def __init__(self, server: TritonServer) -> None:
+        self._server = server
+        self._live = Live(console=messages, auto_refresh=False, transient=True) if messages.is_terminal else None
+        self._before, self._then = server.activity(), time.monotonic()
+
+    def __enter__(self) -> ActivityDisplay:
+        """Begin."""
+        if self._live:
+            self._live.start()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        """Leave the terminal as it was."""
+        if self._live:
+            self._live.stop()
+
+    def update(self) -> None:
+        """Show the present figures."""
+        seconds = time.monotonic() - self._then
+        if not self._live and seconds < _LINE_SECONDS:
+            return
+        now = self._server.activity()
+        rates = {model: _rate(activity, self._before.get(model), seconds) for model, activity in now.items()}
+        if self._live:
+            self._live.update(_table(now, rates), refresh=True)
+        else:
+            for model in (model for model in now if rates[model]):
+                messages.print(
+                    f"{time.strftime('%H:%M:%S')} {model}: {_line(now[model], rates[model])}", highlight=False
+                )
+        self._before, self._then = now, time.monotonic()
+
+
+def _rate(now: Activity, before: Activity | None, seconds: float) -> float:
+    """Requests per second. A server that was restarted counts from nothing again."""
+    return max(0, now.answered - (before.answered if before else 0)) / seconds
+
+
+def _table(activities: dict[str, Activity], rates: dict[str, float]) -> Table:
+    table = Table("model", *("requests", "failed", "images", "requests/s", "p50 ms", "p99 ms"))
+    for column in table.columns[1:]:
+        column.justify = "right"
+    for model, now in activities.items():
+        latency = [_milliseconds(value) for value in (now.p50, now.p99)]
+        table.add_row(model, f"{now.answered:,}", f"{now.failed:,}", f"{now.images:,}", f"{rates[model]:.1f}", *latency)
+    return table
+
+
+def _line(now: Activity, rate: float) -> str:
+    latency = f"p50 {_milliseconds(now.p50)} ms, p99 {_milliseconds(now.p99)} ms"
+    return f"{now.answered:,} requests, {now.failed:,} failed, {rate:.1f} a second, {latency}"
+
+
+def _milliseconds(value: float) -> str:
+    return "-" if math.isnan(value) else f"{value:.1f}"

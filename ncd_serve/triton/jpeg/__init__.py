@@ -1,0 +1,66 @@
+"""A second model beside an exported one: image files in, cluster id, name and confidence out."""
+
+from __future__ import annotations
+
+import shutil
+from pathlib import Path
+
+import ncd_serve
+from ncd_serve.bundle import MANIFEST, Bundle
+from ncd_serve.errors import DataError
+from ncd_serve.files import atomic_directory, write_text
+
+MAX_BATCH = 16
+_SUFFIX = "_jpeg"
+_MARK = "ncd_jpeg_of"
+_CARRIED = ("preprocess.py", "errors.py")  # the server need not have ncd-serve: the model brings what it calls
+_CONFIG = """\
+name: "{name}"
+backend: "python"
+max_batch_size: {max_batch}
+input [
+  {{ name: "image" data_type: TYPE_STRING dims: [ 1 ] }}
+]
+output [
+  {{ name: "cluster_id" data_type: TYPE_INT64 dims: [ 1 ] }},
+  {{ name: "cluster_name" data_type: TYPE_STRING dims: [ 1 ] }},
+  {{ name: "confidence" data_type: TYPE_FP32 dims: [ 1 ] }},
+  {{ name: "json" data_type: TYPE_STRING dims: [ 1 ] }}
+]
+dynamic_batching {{ max_queue_delay_microseconds: 500 }}
+instance_group [ {{ kind: KIND_CPU count: 2 }} ]
+version_policy {{ latest {{ num_versions: 1 }} }}
+parameters {{ key: "{mark}" value {{ string_value: "{asked}" }} }}
+"""
+
+
+def jpeg_model_name(name: str) -> str:
+    """The name of the model that takes image files for the model `name`."""
+    return name + _SUFFIX
+
+
+def add_jpeg_model(bundle: Bundle, repository: Path, *, name: str, version: int) -> Path:
+    """Add the model that takes image files for version `version` of the model `name`; returns its version's folder.
+
+    To be called before that version itself appears, which may be loaded at once: its names have to be there by then.
+    """
+    folder = repository / jpeg_model_name(name)
+    config = folder / "config.pbtxt"
+    if folder.exists() and not (config.is_file() and _MARK in config.read_text()):
+        raise DataError(f"{folder} was not made by ncd-serve", hint="choose another --model-name or repository")
+    target = folder / str(version)
+    with atomic_directory(target) as fresh:
+        shutil.copyfile(bundle.folder / MANIFEST, fresh / MANIFEST)
+        shutil.copyfile(Path(__file__).with_name("model.py"), fresh / "model.py")
+        package = fresh / "ncd_serve"
+        package.mkdir()
+        (package / "__init__.py").touch()
+        for module in _CARRIED:
+            shutil.copyfile(Path(ncd_serve.__file__).with_name(module), package / module)
+    text = _CONFIG.format(name=folder.name, max_batch=MAX_BATCH, mark=_MARK, asked=name)
+    if not config.is_file() or config.read_text() != text:  # a server that watches reloads what is touched
+        write_text(config, text)
+    for entry in folder.iterdir():
+        if entry.name.isdigit() and entry != target and not (repository / name / entry.name).exists():
+            shutil.rmtree(entry)
+    return target

@@ -1,0 +1,162 @@
+"""A Triton model that takes image files as they are: it decodes them and asks the ONNX model beside it.
+
+`add_jpeg_model` copies this file into the repository together with the preprocessing that it calls, so that the server
+needs numpy, pillow and pydantic, but not ncd-serve. Each version's folder also has the bundle.json of the ONNX model's
+version of that number, with its preprocessing and its names.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+from concurrent.futures import ThreadPoolExecutor
+from functools import lru_cache
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+import triton_python_backend_utils as pb_utils
+
+ATTEMPTS = 5  # a version may be unloaded while it is asked: its successor is ready by then
+MAX_DECODERS = 8
+TYPES = {"cluster_id": np.int64, "cluster_name": np.object_, "confidence": np.float32, "json": np.object_}
+
+
+class _Facts(NamedTuple):
+    """What there is to know about one version of the ONNX model."""
+
+    preprocess: Any
+    names: list[str]
+
+
+class _Row(NamedTuple):
+    """The answer to one image: the outputs by name. `json` says it all in a form that a shell can read."""
+
+    cluster_id: int
+    cluster_name: bytes
+    confidence: float
+    json: bytes
+
+
+class _GoneError(Exception):
+    """The version that was asked is not served any more."""
+
+
+class TritonPythonModel:
+    """One instance: several of them decode beside each other."""
+
+    def initialize(self, args: dict[str, str]) -> None:
+        """Load what decodes images. A server that cannot do that still serves the ONNX model."""
+        parameters = json.loads(args["model_config"])["parameters"]
+        self._asked = parameters["ncd_jpeg_of"]["string_value"]
+        self._versions = Path(args["model_repository"])
+        self._pool = ThreadPoolExecutor(min(os.cpu_count() or 1, MAX_DECODERS))
+        self._facts = lru_cache(maxsize=8)(self._read_facts)
+        self._lacks = ""
+        sys.path.insert(0, str(Path(__file__).parent))  # the copy that was exported, not an installed one
+        try:
+            from ncd_serve import errors, preprocess
+
+            self._preprocess, self._bad_image = preprocess, errors.DataError
+        except ImportError as error:
+            self._lacks = f"image files need pillow and pydantic in the Python of the server: {error}"
+            pb_utils.Logger.log_error(self._lacks)
+
+    def execute(self, requests: list[Any]) -> list[Any]:
+        """Answer the requests of one dynamic batch, in their order."""
+        if self._lacks:
+            return [_refusal(self._lacks, pb_utils.TritonError.UNAVAILABLE) for _ in requests]
+        try:
+            return self._try_versions(requests)
+        except Exception as error:  # whatever it was, each waiting client has to be told
+            return [_refusal(str(error), pb_utils.TritonError.INTERNAL) for _ in requests]
+
+    def _try_versions(self, requests: list[Any]) -> list[Any]:
+        for _ in range(ATTEMPTS):
+            version = self._served_version()
+            if version is not None:
+                try:
+                    return self._answer(requests, version)
+                except _GoneError:
+                    continue
+        reason = f"model '{self._asked}' is not ready"
+        return [_refusal(reason, pb_utils.TritonError.UNAVAILABLE) for _ in requests]
+
+    def _served_version(self) -> int | None:
+        """The newest that is ready. One that was exported but not loaded is passed over."""
+        numbers = sorted((int(entry.name) for entry in self._versions.iterdir() if entry.name.isdigit()), reverse=True)
+        ready = (n for n in numbers if pb_utils.is_model_ready(model_name=self._asked, model_version=str(n)))
+        return next(ready, None)
+
+    def _answer(self, requests: list[Any], version: int) -> list[Any]:
+        facts = self._facts(version)
+        files = [pb_utils.get_input_tensor_by_name(request, "image").as_numpy().ravel() for request in requests]
+        decoding = [[self._pool.submit(self._decode, file, facts) for file in request] for request in files]
+        decoded = [[task.result() for task in request] for request in decoding]
+        refused = [_refusal_of(request) for request in decoded]
+        images = [image for request, no in zip(decoded, refused, strict=True) if no is None for image in request]
+        rows = iter(self._ask(np.stack(images), version, facts) if images else ())
+        return [
+            no or _response(request, [next(rows) for _ in images])
+            for request, images, no in zip(requests, decoded, refused, strict=True)
+        ]
+
+    def _decode(self, file: bytes, facts: _Facts) -> Any:
+        try:
+            return self._preprocess.load_array(file, facts.preprocess)
+        except self._bad_image as error:
+            return str(error)
+
+    def _ask(self, images: Any, version: int, facts: _Facts) -> list[_Row]:
+        response = pb_utils.InferenceRequest(
+            model_name=self._asked,
+            model_version=version,
+            requested_output_names=["cluster_id", "confidence"],
+            inputs=[pb_utils.Tensor("image", images)],
+            preferred_memory=pb_utils.PreferredMemory(pb_utils.TRITONSERVER_MEMORY_CPU),
+        ).exec()
+        if response.has_error():
+            error = response.error()
+            if error.code() in (pb_utils.TritonError.NOT_FOUND, pb_utils.TritonError.UNAVAILABLE):
+                raise _GoneError
+            raise RuntimeError(error.message())
+        ids, confidences = (
+            pb_utils.get_output_tensor_by_name(response, name).as_numpy().ravel()
+            for name in ("cluster_id", "confidence")
+        )
+        return [
+            _row(int(number), facts.names[number], float(sure)) for number, sure in zip(ids, confidences, strict=True)
+        ]
+
+    def _read_facts(self, version: int) -> _Facts:
+        bundle = json.loads((self._versions / str(version) / "bundle.json").read_bytes())
+        return _Facts(self._preprocess.PreprocessSpec(**bundle["preprocess"]), bundle["cluster_names"])
+
+
+def _refusal_of(images: list[Any]) -> Any:
+    """The refusal of a request with an image that cannot be decoded, or None."""
+    for number, image in enumerate(images):
+        if isinstance(image, str):
+            where = f"image {number}: " if len(images) > 1 else ""
+            return _refusal(where + image, pb_utils.TritonError.INVALID_ARG)
+    return None
+
+
+def _refusal(reason: str, code: Any) -> Any:
+    return pb_utils.InferenceResponse(error=pb_utils.TritonError(reason, code))
+
+
+def _row(number: int, name: str, confidence: float) -> _Row:
+    text = json.dumps(
+        {"cluster_id": number, "cluster_name": name, "confidence": round(confidence, 6)}, ensure_ascii=False
+    )
+    return _Row(number, name.encode(), confidence, text.encode())
+
+
+def _response(request: Any, rows: list[_Row]) -> Any:
+    columns = {
+        name: np.array([getattr(row, name) for row in rows], TYPES[name]).reshape(-1, 1)
+        for name in request.requested_output_names()
+    }
+    return pb_utils.InferenceResponse([pb_utils.Tensor(name, column) for name, column in columns.items()])

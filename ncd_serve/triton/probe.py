@@ -1,0 +1,175 @@
+"""Questions to a running Triton over HTTP: does every model answer, has one lost a process, how busy is it."""
+
+from __future__ import annotations
+
+import json
+import math
+import re
+from http.client import HTTPConnection, HTTPException
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Mapping
+
+ANSWER_SECONDS = 30  # for a first inference on a busy machine
+ITEM_BYTES = {"BOOL": 1, "UINT8": 1, "INT8": 1, "UINT16": 2, "INT16": 2, "FP16": 2, "BF16": 2, "FP64": 8, "INT64": 8,
+              "UINT64": 8}  # fmt: skip
+METRIC = re.compile(r'^(\w+)\{.*?\bmodel="([^"]*)".*\} (\S+)$', re.MULTILINE)
+QUANTILE = re.compile(r'quantile="([^"]*)"')
+
+
+class ModelVersion(NamedTuple):
+    """What a server says about one version of a model."""
+
+    name: str
+    version: str
+    state: str
+    reason: str
+
+    @property
+    def path(self) -> str:
+        """Where the server's HTTP interface has it."""
+        return f"/v2/models/{self.name}/versions/{self.version}"
+
+
+class Activity(NamedTuple):
+    """What one model has done since the server started; the latency is that of the last minute, in ms."""
+
+    answered: int
+    failed: int
+    images: int
+    p50: float
+    p99: float
+
+
+class Probe:
+    """A server that listens for HTTP at `address`; `headers` open interfaces that it restricts."""
+
+    def __init__(self, address: str, *, headers: Mapping[str, str] | None = None) -> None:
+        self._address, self._headers = address, dict(headers or {})
+
+    def is_ready(self) -> bool:
+        """What the server itself says. It says so, too, when the process of a model has died."""
+        return self._ask("GET", "/v2/health/ready")[0] == 200
+
+    def versions(self) -> list[ModelVersion]:
+        """Every version of every model that the server has tried to load."""
+        status, body = self._ask("POST", "/v2/repository/index")
+        entries = json.loads(body) if status == 200 else []
+        keys = ModelVersion._fields
+        return [ModelVersion(*(entry.get(key, "") for key in keys)) for entry in entries if "state" in entry]
+
+    def unanswered(self) -> str | None:
+        """Why a model does not answer a blank input, or None when all do; refusing that input is an answer."""
+        ready = [entry for entry in self.versions() if entry.state == "READY"]
+        for entry in ready:
+            status, body = self._infer_blank(entry)
+            if status not in (200, 400):
+                return f"model '{entry.name}' does not answer: {_error(body) or status}"
+        return None if ready else "no model is ready"
+
+    def load(self, model: str) -> str | None:
+        """Load what the model's folder holds now; returns why that failed. The old version serves until it is done."""
+        status, body = self._ask("POST", f"/v2/repository/models/{model}/load", b"{}", seconds=600)
+        return None if status == 200 else _error(body) or f"status {status}"
+
+    def lost_process(self, pid: int) -> str | None:
+        """Which model has fewer processes than instances, or None. `pid` is the server's."""
+        running = list(_stub_models(pid))
+        for entry in self.versions():
+            if entry.state != "READY":
+                continue
+            status, body = self._ask("GET", f"{entry.path}/config")
+            wanted = _processes(json.loads(body)) if status == 200 else 0
+            found = running.count((entry.name, entry.version))
+            if found < wanted:
+                return f"model '{entry.name}' has lost {wanted - found} of {wanted} processes"
+        return None
+
+    def _infer_blank(self, entry: ModelVersion) -> tuple[int, bytes]:
+        status, body = self._ask("GET", entry.path)
+        if status != 200:
+            return status, body
+        described = json.loads(body)
+        inputs, blanks = zip(*(_blank(tensor) for tensor in described["inputs"]), strict=True)
+        # One output is enough to know that the model runs.
+        head = json.dumps({"inputs": inputs, "outputs": [{"name": described["outputs"][0]["name"]}]}).encode()
+        headers = {"Inference-Header-Content-Length": str(len(head))}
+        return self._ask("POST", f"{entry.path}/infer", head + b"".join(blanks), headers=headers)
+
+    def _ask(
+        self, method: str, path: str, body: bytes = b"", *, headers: Mapping[str, str] | None = None, seconds: float = 0
+    ) -> tuple[int, bytes]:
+        """Status and body; status 0 when nobody answers."""
+        connection = HTTPConnection(self._address, timeout=seconds or ANSWER_SECONDS)
+        try:
+            connection.request(method, path, body, {**self._headers, **(headers or {})})
+            answer = connection.getresponse()
+            return answer.status, answer.read()
+        except (OSError, HTTPException):
+            return 0, b""
+        finally:
+            connection.close()
+
+
+def read_activity(metrics_address: str) -> dict[str, Activity]:
+    """What each model has done, from the page for Prometheus; empty when there is none."""
+    status, body = Probe(metrics_address)._ask("GET", "/metrics")
+    sums: dict[str, dict[str, float]] = {}
+    for line in METRIC.finditer(body.decode() if status == 200 else ""):
+        figures, value = sums.setdefault(line[2], {}), float(line[3])
+        if quantile := QUANTILE.search(line[0]):
+            key = line[1] + quantile[1]
+            figures[key] = value if math.isnan(figures.get(key, math.nan)) else max(figures[key], value)
+        else:  # versions and reasons of failure add up
+            figures[line[1]] = figures.get(line[1], 0) + value
+    return {model: _activity(figures) for model, figures in sorted(sums.items())}
+
+
+def _activity(figures: dict[str, float]) -> Activity:
+    counts = [int(figures.get(f"nv_inference_{key}", 0)) for key in ("request_success", "request_failure", "count")]
+    latency = [
+        figures.get(f"nv_inference_request_summary_us{quantile}", math.nan) / 1000 for quantile in ("0.5", "0.99")
+    ]
+    return Activity(*counts, *latency)
+
+
+def _error(body: bytes) -> str:
+    try:
+        return str(json.loads(body)["error"])
+    except (ValueError, KeyError, TypeError):
+        return ""
+
+
+def _blank(tensor: dict[str, Any]) -> tuple[dict[str, Any], bytes]:
+    """A description and the bytes of zeros for one input; of a text, one that is empty."""
+    shape = [max(1, int(size)) for size in tensor["shape"]]
+    content = bytes(math.prod(shape) * ITEM_BYTES.get(tensor["datatype"], 4))
+    described = {"name": tensor["name"], "datatype": tensor["datatype"], "shape": shape}
+    return {**described, "parameters": {"binary_data_size": len(content)}}, content
+
+
+def _processes(config: dict[str, Any]) -> int:
+    """How many processes serve a model: one for each instance of a Python backend, none of a C++ one."""
+    if config.get("backend") != "python" and not config.get("runtime", "").endswith(".py"):
+        return 0
+    return sum(group["count"] * max(1, len(group["gpus"])) for group in config["instance_group"])
+
+
+def _stub_models(pid: int) -> Iterator[tuple[str, str]]:
+    """Model and version of every living child of the server that runs one."""
+    for children in Path(f"/proc/{pid}/task").glob("*/children"):
+        for child in _read(children).split():
+            # A process that has died has no command line.
+            arguments = _read(Path("/proc") / child / "cmdline").split("\0")
+            if "triton_python_backend_stub" in arguments[0]:
+                version = Path(arguments[1]).parent
+                yield version.parent.name, version.name
+
+
+def _read(path: Path) -> str:
+    try:
+        return path.read_text()
+    except OSError:
+        return ""

@@ -1,0 +1,129 @@
+"""Which servers run on this machine: one small file for each, in a folder that is the user's alone."""
+
+from __future__ import annotations
+
+import os
+import select
+import signal
+import tempfile
+import time
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from pydantic import BaseModel, ValidationError
+
+from ncd_serve.errors import ServerError
+from ncd_serve.files import write_text
+from ncd_serve.triton.probe import Probe
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from ncd_serve.triton.server import TritonServer
+
+
+class RunningServer(BaseModel):
+    """A server, and the process that watches over it."""
+
+    pid: int
+    born: int  # when the process started, in the kernel's clock: another process may get its id later
+    since: float
+    repository: Path
+    grpc_url: str
+    http_url: str
+    metrics_url: str
+    log: Path | None
+    headers: dict[str, str]  # what requests have to carry where interfaces are restricted
+
+    def is_alive(self) -> bool:
+        """Whether the process is still there, and still the same."""
+        return _born(self.pid) == self.born
+
+    def trouble(self) -> str | None:
+        """Why it does not answer, or None when it does."""
+        return Probe(self.http_url, headers=self.headers).unanswered()
+
+    def stop(self, *, timeout: float) -> None:
+        """Let it finish its requests and end; raises ServerError when it does not within `timeout` seconds."""
+        try:
+            handle = os.pidfd_open(self.pid)
+        except ProcessLookupError:
+            return
+        try:
+            # Checked after the handle was taken, which stays with the process that has the id now.
+            if not self.is_alive():
+                return
+            signal.pidfd_send_signal(handle, signal.SIGTERM)
+            ended, _, _ = select.select([handle], [], [], timeout)
+        finally:
+            os.close(handle)
+        if not ended:
+            raise ServerError(
+                f"the server with id {self.pid} has not ended in {timeout:g} s",
+                hint=f"kill -KILL {self.pid} ends it and drops its requests",
+            )
+
+
+@contextmanager
+def registered(server: TritonServer, *, repository: Path, log: Path | None) -> Iterator[None]:
+    """Make a server that this process watches over known to `running_servers`, until the block ends."""
+    path = _folder() / f"{os.getpid()}.json"
+    record = RunningServer(
+        pid=os.getpid(),
+        born=_born(os.getpid()) or 0,
+        since=time.time(),
+        repository=repository.resolve(),
+        grpc_url=server.grpc_url,
+        http_url=server.http_url,
+        metrics_url=server.metrics_url,
+        log=log,
+        headers=server.headers,
+    )
+    write_text(path, record.model_dump_json(indent=2) + "\n")
+    try:
+        yield
+    finally:
+        path.unlink(missing_ok=True)
+
+
+def running_servers() -> list[RunningServer]:
+    """All that run, oldest first. What a killed process left behind is removed."""
+    found = []
+    for path in _folder().glob("*.json"):
+        try:
+            server = RunningServer.model_validate_json(path.read_bytes())
+        except (ValidationError, FileNotFoundError):  # of another version of ncd-serve, or gone by now
+            continue
+        if server.is_alive():
+            found.append(server)
+        else:
+            path.unlink(missing_ok=True)
+    return sorted(found, key=lambda server: server.since)
+
+
+def default_log() -> Path:
+    """Where a detached server logs unless told otherwise."""
+    return _folder() / f"{time.strftime('%Y%m%d-%H%M%S')}-{os.getpid()}.log"
+
+
+def _born(pid: int) -> int | None:
+    try:
+        # The name, in brackets, may hold anything; the state is the first field behind it.
+        state, *fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+    except (FileNotFoundError, ProcessLookupError):
+        return None
+    return None if state == "Z" else int(fields[18])
+
+
+def _folder() -> Path:
+    runtime = os.environ.get("XDG_RUNTIME_DIR")
+    usable = runtime is not None and os.access(runtime, os.W_OK)
+    folder = (
+        Path(runtime, "ncd-serve") if usable and runtime else Path(tempfile.gettempdir(), f"ncd-serve-{os.getuid()}")
+    )
+    folder.mkdir(mode=0o700, exist_ok=True)
+    facts = folder.stat(follow_symlinks=False)
+    if facts.st_uid != os.getuid() or facts.st_mode & 0o077:
+        raise ServerError(f"{folder} may be used by others", hint=f"chmod 700 {folder}, or remove it")
+    return folder

@@ -1,0 +1,115 @@
+"""Keep a server answering: start it again when it or a model's process has died, load what is exported meanwhile."""
+
+from __future__ import annotations
+
+import time
+from typing import TYPE_CHECKING, NoReturn
+
+from ncd_serve.errors import ServerError
+from ncd_serve.triton.repository import VERSION
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+    from pathlib import Path
+
+    from ncd_serve.triton.server import TritonServer
+
+LOOK_SECONDS = 1.0
+MAX_RESTARTS = 5
+STEADY_SECONDS = 300  # a server that ran as long as this starts with all its restarts again
+# The process of a model that died keeps Triton from ever finishing its drain: others get this long, and no longer.
+BROKEN_PATIENCE = 5
+
+Fingerprint = frozenset[tuple[str, int, int]]
+
+
+class Supervisor:
+    """Watches one server, which it has started; `tell` says what it did about it."""
+
+    def __init__(self, server: TritonServer, *, start_seconds: float, tell: Callable[[str], None]) -> None:
+        self._server, self._start_seconds, self._tell = server, start_seconds, tell
+
+    def run(self, *, updates: Updates | None = None, show: Callable[[], None]) -> NoReturn:
+        """Until interrupted, or until restarting helps no more (ServerError). `show` is called every second."""
+        failures = 0
+        while True:
+            since = time.monotonic()
+            reason = self._watch(updates, show)
+            failures = 1 if time.monotonic() - since > STEADY_SECONDS else failures + 1
+            while not self._restart(reason, failures):
+                failures += 1
+
+    def _watch(self, updates: Updates | None, show: Callable[[], None]) -> str:
+        """Returns why the server needs to be started again."""
+        suspected = None
+        while self._server.is_running():
+            lost = self._server.probe.lost_process(self._server.pid)
+            if lost is not None and lost == suspected:  # twice: processes come and go while a model is loaded
+                return lost
+            suspected = lost
+            for model in updates.due() if updates else ():
+                self._load(model)
+            show()
+            time.sleep(LOOK_SECONDS)
+        return "Triton has ended by itself"
+
+    def _load(self, model: str) -> None:
+        problem = self._server.probe.load(model)
+        ready = [entry.version for entry in self._server.probe.versions() if entry[:3:2] == (model, "READY")]
+        served = f"serving version {', '.join(ready)}" if ready else "not served"
+        self._tell(
+            f"model '{model}' could not be loaded ({problem}): {served}" if problem else f"model '{model}': {served}"
+        )
+
+    def _restart(self, reason: str, failures: int) -> bool:
+        if failures > MAX_RESTARTS:
+            raise ServerError(
+                f"{reason}, and {MAX_RESTARTS} restarts did not help",
+                hint="run with --log FILE and read the file's end",
+            )
+        pause = 2 ** (failures - 1)
+        self._tell(f"{reason}: restarting Triton, {failures} of at most {MAX_RESTARTS} times")
+        self._server.stop(patience=BROKEN_PATIENCE)
+        time.sleep(pause)
+        try:
+            self._server.start()
+            self._server.wait_ready(self._start_seconds)
+        except ServerError as error:
+            self._tell(str(error))
+            return False
+        self._tell("Triton is ready again")
+        return True
+
+
+class Updates:
+    """Models of a repository whose files have changed since they were loaded."""
+
+    def __init__(self, repository: Path) -> None:
+        self._repository = repository
+        self._loaded = self._seen = self._look()
+
+    def due(self) -> list[str]:
+        """Those that changed and are complete: nothing happened to them since the last call. Each is named once."""
+        before, self._seen = self._seen, self._look()
+        settled = {name: mark for name, mark in self._seen.items() if before.get(name) == mark}
+        due = [name for name, mark in sorted(settled.items()) if self._loaded.get(name) != mark]
+        self._loaded.update({name: settled[name] for name in due})
+        return due
+
+    def _look(self) -> dict[str, Fingerprint]:
+        folders = [entry for entry in self._repository.iterdir() if entry.is_dir() and not entry.name.startswith(".")]
+        return {folder.name: _fingerprint(folder) for folder in folders}
+
+
+def _fingerprint(model: Path) -> Fingerprint:
+    """What an export changes: configuration, labels, versions. Not the caches that servers keep in their folders."""
+    versions = [entry for entry in model.iterdir() if VERSION.fullmatch(entry.name)]
+    files = [file for folder in (model, *versions) for file in folder.glob("[!.]*.*")]
+    marks = set()
+    for file in files:
+        try:
+            facts = file.stat()
+        except FileNotFoundError:  # replaced while we look
+            continue
+        marks.add((str(file.relative_to(model)), facts.st_mtime_ns, facts.st_ino))
+    return frozenset(marks)
