@@ -288,6 +288,10 @@ def test_what_the_backend_cannot_honour_is_refused_by_name(tmp_path: Path) -> No
     make_classifier(tmp_path / "b", CONFIG + f"optimization {{ {accelerator} }}")
     make_classifier(tmp_path / "c", CONFIG.replace("dims: [ 5 ]", "dims: [ 6 ]"))
     make_classifier(tmp_path / "d", CONFIG.replace("KIND_CPU", "KIND_GPU"))
+    make_classifier(tmp_path / "e", CONFIG.replace("dims: [ 4, 4, 3 ]", "dims: [ 4, 4, 3 ] allow_ragged_batch: true"))
+    make_classifier(tmp_path / "f", CONFIG + "optimization { priority: PRIORITY_MAX eager_batching: true }")
+    make_classifier(tmp_path / "g", CONFIG.replace("count: 1", 'count: 1 host_policy: "numa"'))
+    make_classifier(tmp_path / "h", CONFIG + "model_transaction_policy { decoupled: true }")
     with TritonServer(tmp_path) as server, pytest.raises(ServerError) as caught:
         server.wait_ready(READY_SECONDS)
     for model, reason in {
@@ -295,6 +299,10 @@ def test_what_the_backend_cannot_honour_is_refused_by_name(tmp_path: Path) -> No
         "b": "cannot honour optimization: execution_accelerators",
         "c": r"'probabilities' is \[-1, 6\] in config.pbtxt, \[-1, 5\] in model.onnx",
         "d": "KIND_GPU but no GPUs are available",
+        "e": "cannot honour input: allow_ragged_batch",
+        "f": "cannot honour optimization: eager_batching, optimization: priority",
+        "g": "cannot honour instance_group: host_policy",
+        "h": "cannot honour model_transaction_policy: decoupled",
     }.items():
         assert caught.match(f"failed to load '{model}' version 1: .*{reason}")
 

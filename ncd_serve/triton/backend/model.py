@@ -18,8 +18,13 @@ import triton_python_backend_utils as pb_utils
 DEFAULT_MAX_BATCH_SIZE = 4  # what Triton's core hands to the C++ backend when a config leaves it out
 THREAD_PARAMETERS = ("intra_op_thread_count", "inter_op_thread_count")
 FACT_PREFIX = "ncd_"  # facts for clients, which no backend acts on
-REFUSED_FIELDS = ("batch_input", "batch_output", "model_operations", "sequence_batching")
-REFUSED_OPTIMIZATIONS = ("cuda", "execution_accelerators", "graph")
+REFUSED = {  # section of the configuration -> keys that would be ignored
+    "": ("batch_input", "batch_output", "cc_model_filenames", "model_operations", "sequence_batching"),
+    "input": ("allow_ragged_batch", "is_shape_tensor", "optional"),
+    "instance_group": ("host_policy", "passive"),
+    "model_transaction_policy": ("decoupled",),
+    "optimization": ("cuda", "eager_batching", "execution_accelerators", "graph", "priority"),
+}
 TRITON_TYPES = {
     "tensor(bool)": "TYPE_BOOL",
     "tensor(uint8)": "TYPE_UINT8",
@@ -112,10 +117,16 @@ def _model_path() -> str:
 
 def _refuse_what_would_be_ignored(config: dict[str, Any]) -> None:
     refused = [f"parameters: {key}" for key in config["parameters"] if not _is_harmless(key)]
-    refused += [f"optimization: {key}" for key in REFUSED_OPTIMIZATIONS if key in config["optimization"]]
-    refused += [key for key in REFUSED_FIELDS if config.get(key)]
+    for section, keys in REFUSED.items():
+        found = config.get(section, {}) if section else config
+        for entry in found if isinstance(found, list) else [found]:
+            refused += [f"{section}: {key}" if section else key for key in keys if _is_set(entry.get(key))]
     if refused:
         raise ValueError(f"this CPU backend cannot honour {', '.join(refused)}; remove it or use NVIDIA's container")
+
+
+def _is_set(value: Any) -> bool:
+    return bool(value) and value != "PRIORITY_DEFAULT"
 
 
 def _is_harmless(parameter: str) -> bool:
