@@ -8,22 +8,38 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from ncd_serve.assignment import assign_images
     from ncd_serve.bundle import Bundle
-    from ncd_serve.client import Client
+    from ncd_serve.client import AsyncClient, Client
     from ncd_serve.errors import NcdError
+    from ncd_serve.images import Source
     from ncd_serve.prediction import Prediction
     from ncd_serve.runners import OnnxRunner
+    from ncd_serve.sources import find_sources
 
 __version__ = "0.1.0"
-__all__ = ["Bundle", "Client", "NcdError", "OnnxRunner", "Prediction", "__version__", "assign_images"]
+__all__ = [
+    "AsyncClient",
+    "Bundle",
+    "Client",
+    "NcdError",
+    "OnnxRunner",
+    "Prediction",
+    "Source",
+    "__version__",
+    "assign_images",
+    "find_sources",
+]
 
 # Imported when first asked for: the command line must not wait for gRPC to show its help.
 _HOMES = {
+    "AsyncClient": "client",
     "Bundle": "bundle",
     "Client": "client",
     "NcdError": "errors",
     "OnnxRunner": "runners",
     "Prediction": "prediction",
+    "Source": "images",
     "assign_images": "assignment",
+    "find_sources": "sources",
 }
 
 

@@ -1,57 +1,96 @@
-"""From image files to rows, through any runner: decode ahead in threads, ask in batches, keep the order."""
+"""From images to rows, through any runner: decode ahead in threads, keep requests in flight, keep the order."""
 
 from __future__ import annotations
 
-from concurrent.futures import ThreadPoolExecutor
+import os
+from collections import deque
+from concurrent.futures import Future, ThreadPoolExecutor
+from functools import partial
 from itertools import islice
-from typing import TYPE_CHECKING
+from pathlib import Path
+from threading import Semaphore
+from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 
 from ncd_serve.errors import DataError
+from ncd_serve.images import Source
 from ncd_serve.prediction import Prediction
 from ncd_serve.preprocess import PreprocessSpec, load_array
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator
-    from pathlib import Path
+    from collections.abc import Generator, Iterable, Iterator
 
     from numpy.typing import NDArray
 
     from ncd_serve.runners import Runner
 
-DEFAULT_BATCH = 32
-_DECODERS = 4
+DEFAULT_BATCH = 8  # the cost of a request is spread by then, and no request waits long for its answer
+DECODERS = max(4, os.cpu_count() or 1)
+_BATCHES_AHEAD = 2  # decoded while all requests are in flight
+
+
+class _Loading(NamedTuple):
+    path: str
+    image: Future[NDArray[np.uint8] | str]  # or the reason why there is none
 
 
 def assign_images(
-    paths: Iterable[Path], runner: Runner, *, top_k: int = 3, batch: int = DEFAULT_BATCH
-) -> Iterator[Prediction]:
-    """Exactly one row for each path, in order; an unreadable image is a row with the reason."""
-    remaining = iter(paths)
-    size = min(batch, runner.max_batch)
-    with ThreadPoolExecutor(_DECODERS) as pool:
-        upcoming = list(islice(remaining, size))
-        decoding = [pool.submit(_try_load, path, runner.preprocess) for path in upcoming]
-        while upcoming:
-            current, loaded = upcoming, [task.result() for task in decoding]
-            upcoming = list(islice(remaining, size))
-            decoding = [pool.submit(_try_load, path, runner.preprocess) for path in upcoming]
-            yield from _rows(current, loaded, runner, top_k)
+    images: Iterable[Path | Source],
+    runner: Runner,
+    *,
+    top_k: int = 3,
+    min_confidence: float = 0.0,
+    batch: int = DEFAULT_BATCH,
+) -> Generator[Prediction, None, None]:
+    """Exactly one row for each image, in order; an unreadable image is a row with the reason.
 
-
-def _try_load(path: Path, spec: PreprocessSpec) -> NDArray[np.uint8] | str:
+    Memory does not grow with the number of images: each is read when a decoder is free for it, and decoded when the
+    requests in flight leave room for it. A runner that fails ends the rows after those that come before.
+    """
+    decoders, askers = ThreadPoolExecutor(DECODERS), ThreadPoolExecutor(runner.in_flight)
+    waiting: deque[Future[list[Prediction]]] = deque()
+    to_rows = partial(_rows, runner=runner, top_k=top_k, min_confidence=min_confidence)
+    loading = _load(images, runner.preprocess, decoders)
     try:
-        return load_array(path, spec)
+        while part := list(islice(loading, min(batch, runner.max_batch))):
+            waiting.append(askers.submit(to_rows, part))
+            while waiting and (waiting[0].done() or len(waiting) == runner.in_flight + _BATCHES_AHEAD):
+                yield from waiting.popleft().result()
+        while waiting:
+            yield from waiting.popleft().result()
+    finally:
+        # Who stops early must not wait for answers that nobody will read.
+        for pool in (decoders, askers):
+            pool.shutdown(wait=False, cancel_futures=True)
+
+
+def _load(images: Iterable[Path | Source], spec: PreprocessSpec, decoders: ThreadPoolExecutor) -> Iterator[_Loading]:
+    """Start to decode, one image after the other. Undecoded ones may hold many bytes, so there are never many."""
+    undecoded = Semaphore(2 * DECODERS)
+    for image in images:
+        source = image if isinstance(image, Source) else Source.of(image)
+        undecoded.acquire()
+        future = decoders.submit(_try_load, source, spec)
+        future.add_done_callback(lambda _: undecoded.release())
+        yield _Loading(source.path, future)
+
+
+def _try_load(source: Source, spec: PreprocessSpec) -> NDArray[np.uint8] | str:
+    try:
+        return load_array(source.read(), spec)
     except DataError as error:
         return str(error)
 
 
-def _rows(paths: list[Path], loaded: list[NDArray[np.uint8] | str], runner: Runner, top_k: int) -> Iterator[Prediction]:
+def _rows(part: list[_Loading], *, runner: Runner, top_k: int, min_confidence: float) -> list[Prediction]:
+    loaded = [loading.image.result() for loading in part]
     images = [image for image in loaded if not isinstance(image, str)]
     answers = iter(runner.probabilities(np.stack(images)) if images else ())
-    for path, image in zip(paths, loaded, strict=True):
-        if isinstance(image, str):
-            yield Prediction.failed(str(path), image)
-        else:
-            yield Prediction.from_probabilities(str(path), next(answers), names=runner.cluster_names, top_k=top_k)
+    to_row = partial(
+        Prediction.from_probabilities, names=runner.cluster_names, top_k=top_k, min_confidence=min_confidence
+    )
+    return [
+        Prediction.failed(loading.path, image) if isinstance(image, str) else to_row(loading.path, next(answers))
+        for loading, image in zip(part, loaded, strict=True)
+    ]

@@ -1,111 +1,187 @@
-"""A model on a Triton server, asked over gRPC."""
+"""A model on a Triton server, for programs with threads and for those with asyncio."""
 
 from __future__ import annotations
 
-import time
+import asyncio
+import weakref
+from collections.abc import AsyncIterator, Iterable, Iterator
+from concurrent.futures import Future
+from pathlib import Path
+from types import TracebackType
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
-from pydantic import ValidationError
-from tritonclient import grpc
-from tritonclient.utils import InferenceServerException
 
+from ncd_serve.assignment import assign_images
+from ncd_serve.connection import CHECK_SERVER, Connection, in_background
+from ncd_serve.contract import Contract, read_contract
 from ncd_serve.errors import ServerError, UsageError
-from ncd_serve.preprocess import PreprocessSpec
+from ncd_serve.prediction import Prediction
+from ncd_serve.sources import find_sources
 
 DEFAULT_MODEL = "ncd_global"
-# Parameters of config.pbtxt with this prefix are facts for clients; no backend acts on them.
-FACT_PREFIX = "ncd_"
-PREPROCESS_FACT = f"{FACT_PREFIX}preprocess"
-_START_ONE = "start one with: ncd-serve serve --repository model_repository"
-
-
-def server_address(url: str) -> str:
-    """`grpc://host:port` or `host:port` to `host:port`."""
-    scheme, separator, address = url.rpartition("://")
-    if (separator and scheme != "grpc") or ":" not in address:
-        raise UsageError(f"'{url}' is not a server address", hint="use grpc://HOST:PORT, e.g. grpc://127.0.0.1:8001")
-    return address
+DEFAULT_TIMEOUT = 60.0
+DEFAULT_PATIENCE = 60.0
+DEFAULT_CONCURRENCY = 16
 
 
 class Client:
-    """Cluster probabilities of images from a Triton server that speaks our contract.
+    """Clusters of images from a Triton server that speaks our contract, over grpc:// or http://.
 
-        client = Client("grpc://127.0.0.1:8001")
-        client.probabilities(images)  # uint8 [N, H, W, 3]
+        with Client("grpc://127.0.0.1:8001") as client:
+            for row in client.assign(["photos/", "more.zip"]):
+                print(row.path, row.cluster_name, row.confidence)
 
-    Reads the model's shape, batch limit, preprocessing and cluster names from the server when it is made.
+    Reads the model's shape, batch limit, preprocessing and cluster names from the server when it is made, and refuses
+    a model that it cannot ask rightly. `timeout` is for one answer. `patience` is how long a server that cannot be
+    reached is tried again: one that restarts meanwhile costs time, but no row. May be used by many threads.
     """
 
-    def __init__(self, url: str, *, model: str = DEFAULT_MODEL, timeout: float = 30.0) -> None:
-        self._address, self._model, self._timeout = server_address(url), model, timeout
-        self._client = grpc.InferenceServerClient(self._address)
-        config = self._call(self._client.get_model_config, model, as_json=True)["config"]
-        self.preprocess = _preprocess_of(config, self._where)
-        self.max_batch = int(config.get("max_batch_size", 1))
-        self.cluster_names = self._read_names(config)
+    def __init__(
+        self,
+        url: str,
+        *,
+        model: str = DEFAULT_MODEL,
+        timeout: float = DEFAULT_TIMEOUT,
+        patience: float = DEFAULT_PATIENCE,
+        concurrency: int = DEFAULT_CONCURRENCY,
+    ) -> None:
+        self.in_flight = concurrency
+        self._pending: set[Future[Any]] = set()
+        opening = _ServedModel.open(url, model, timeout=timeout, patience=patience, concurrency=concurrency)
+        self._model = in_background(opening).result()
+        self._closing = weakref.finalize(self, _close, self._model)
+        self.preprocess, self.max_batch, _ = self._model.contract
+        self.cluster_names = in_background(self._model.names()).result()
 
     def probabilities(self, images: NDArray[np.uint8]) -> NDArray[np.float32]:
-        """Images uint8 [N, H, W, 3], at most `max_batch`, to cluster probabilities [N, C]."""
-        answer: NDArray[np.float32] = self._infer(images, grpc.InferRequestedOutput("probabilities"))
-        return answer
+        """Images uint8 [N, H, W, 3] to cluster probabilities [N, C], in as many requests as the server needs."""
+        return self.submit(images).result()
 
-    @property
-    def _where(self) -> str:
-        return f"model '{self._model}' on {self._address}"
+    def submit(self, images: NDArray[np.uint8]) -> Future[NDArray[np.float32]]:
+        """The same, without waiting."""
+        future = in_background(self._model.probabilities(images))
+        self._pending.add(future)
+        future.add_done_callback(self._pending.discard)
+        return future
 
-    def _infer(self, images: NDArray[np.uint8], output: Any) -> NDArray[Any]:
-        image = grpc.InferInput("image", list(images.shape), "UINT8")
-        image.set_data_from_numpy(images)
-        result = self._call(self._client.infer, self._model, [image], outputs=[output])
-        array: NDArray[Any] = result.as_numpy("probabilities")
-        return array
+    def assign(
+        self, images: Iterable[str | Path], *, allow_urls: bool = False, top_k: int = 3, min_confidence: float = 0.0
+    ) -> Iterator[Prediction]:
+        """One row for each image in files, folders, patterns, archives and, if allowed, URLs; in their order."""
+        sources = find_sources(images, allow_urls=allow_urls).images
+        return assign_images(sources, self, top_k=top_k, min_confidence=min_confidence)
 
-    def _read_names(self, config: dict[str, Any]) -> list[str]:
+    def close(self) -> None:
+        """Give up what is still being asked, and let go of the server."""
+        for future in list(self._pending):
+            future.cancel()
+        if closed := self._closing():
+            closed.result()
+
+    def __enter__(self) -> Client:
+        """For `with`, which closes it."""
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        """Close."""
+        self.close()
+
+
+class AsyncClient:
+    """The same for asyncio.
+
+    async with await AsyncClient.connect("grpc://127.0.0.1:8001") as client:
+        async for row in client.assign(["photos/"]):
+            print(row.path, row.cluster_name, row.confidence)
+    """
+
+    def __init__(self, client: Client) -> None:
+        self._client = client
+        self.preprocess, self.max_batch = client.preprocess, client.max_batch
+        self.cluster_names = client.cluster_names
+
+    @classmethod
+    async def connect(cls, url: str, **options: Any) -> AsyncClient:
+        """Reach a server; the options are those of `Client`."""
+        return cls(await asyncio.to_thread(Client, url, **options))
+
+    async def probabilities(self, images: NDArray[np.uint8]) -> NDArray[np.float32]:
+        """As `Client.probabilities`."""
+        return await asyncio.wrap_future(self._client.submit(images))
+
+    async def assign(self, images: Iterable[str | Path], **options: Any) -> AsyncIterator[Prediction]:
+        """As `Client.assign`."""
+        rows = await asyncio.to_thread(self._client.assign, images, **options)
+        while (row := await asyncio.to_thread(next, rows, None)) is not None:
+            yield row
+
+    async def close(self) -> None:
+        """As `Client.close`."""
+        await asyncio.to_thread(self._client.close)
+
+    async def __aenter__(self) -> AsyncClient:
+        """For `async with`, which closes it."""
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        """Close."""
+        await self.close()
+
+
+def _close(model: _ServedModel) -> Future[None]:
+    return in_background(model.close())
+
+
+class _ServedModel:
+    """What both clients drive, on the background loop."""
+
+    def __init__(self, connection: Connection, contract: Contract, concurrency: int) -> None:
+        self.contract, self._connection = contract, connection
+        side = contract.preprocess.resolution
+        self._shape = (side, side, 3)
+        self._room = asyncio.Semaphore(concurrency)
+        self.close = connection.close
+
+    @classmethod
+    async def open(cls, url: str, model: str, *, timeout: float, patience: float, concurrency: int) -> _ServedModel:
+        connection = Connection(url, model, timeout=timeout, patience=patience)
+        try:
+            contract = read_contract(await connection.config(), connection.where)
+            return cls(connection, contract, concurrency)
+        except BaseException:
+            await connection.close()
+            raise
+
+    async def names(self) -> list[str]:
         """The label of every cluster, through the classification extension: there is no other way to ask for them."""
-        (output,) = (entry for entry in config["output"] if entry["name"] == "probabilities")
-        clusters = int(output["dims"][0])
-        side = self.preprocess.resolution
-        blank = np.zeros((1, side, side, 3), np.uint8)
-        answer = self._infer(blank, grpc.InferRequestedOutput("probabilities", class_count=clusters))
-        names = [str(number) for number in range(clusters)]
+        names = [str(number) for number in range(self.contract.clusters)]
+        answer = await self._connection.infer(np.zeros((1, *self._shape), np.uint8), class_count=len(names))
         for entry in answer.ravel():
             # score:index:label, where a label may hold colons itself
             _score, index, *label = entry.decode().split(":", 2)
             names[int(index)] = label[0] if label else names[int(index)]
         return names
 
-    def _call(self, method: Any, *arguments: Any, **keywords: Any) -> Any:
-        """Ask, and once more after a moment if the server was unavailable; failures become ServerError."""
-        for attempt in (1, 2):
-            try:
-                return method(*arguments, **keywords, client_timeout=self._timeout)
-            except InferenceServerException as error:
-                if attempt == 2 or "UNAVAILABLE" not in str(error.status()):
-                    raise self._failure(error) from None
-                time.sleep(0.5)
-        raise AssertionError("unreachable")
-
-    def _failure(self, error: InferenceServerException) -> ServerError:
-        status, message = str(error.status()), error.message()
-        if "UNAVAILABLE" in status:
-            return ServerError(f"no Triton server answers at {self._address}", hint=_START_ONE)
-        if "DEADLINE" in status:
-            return ServerError(
-                f"{self._where} did not answer within {self._timeout:g} s", hint="try a longer --timeout"
+    async def probabilities(self, images: NDArray[np.uint8]) -> NDArray[np.float32]:
+        if images.dtype != np.uint8 or images.shape[1:] != self._shape or not len(images):
+            raise UsageError(
+                f"{self._connection.where} takes images uint8 [N, {', '.join(map(str, self._shape))}], "
+                f"not {images.dtype} {list(images.shape)}",
+                hint="ncd_serve.assign_images prepares image files",
             )
-        return ServerError(f"{self._where}: {message}", hint="ncd-serve doctor --url checks a server")
+        step = self.contract.max_batch
+        parts = [images[start : start + step] for start in range(0, len(images), step)]
+        return np.concatenate(await asyncio.gather(*map(self._ask, parts)))
 
-
-def _preprocess_of(config: dict[str, Any], where: str) -> PreprocessSpec:
-    """The preprocessing that the exporter wrote into the served configuration."""
-    inputs = {entry["name"]: entry for entry in config.get("input", [])}
-    outputs = {entry["name"] for entry in config.get("output", [])}
-    facts = config.get("parameters", {})
-    if "image" not in inputs or "probabilities" not in outputs or PREPROCESS_FACT not in facts:
-        raise ServerError(f"{where} is not a model that ncd-serve exported", hint="name another with --model")
-    try:
-        return PreprocessSpec.model_validate_json(facts[PREPROCESS_FACT]["string_value"])
-    except ValidationError as error:
-        raise ServerError(f"{where} has unreadable preprocessing facts: {error}", hint="export it again") from None
+    async def _ask(self, images: NDArray[np.uint8]) -> NDArray[np.float32]:
+        async with self._room:
+            answer = await self._connection.infer(images)
+        if answer.shape != (len(images), self.contract.clusters) or not np.isfinite(answer).all():
+            raise ServerError(f"{self._connection.where} gave an answer that is no probabilities", hint=CHECK_SERVER)
+        return answer

@@ -1,16 +1,42 @@
-"""Which files are meant when a user names files and folders."""
+"""Images that a user names: files, those in folders, and how each is come by."""
 
 from __future__ import annotations
 
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 from ncd_serve.errors import DataError
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
+    from collections.abc import Callable, Iterable
 
 SUFFIXES = frozenset({".jpg", ".jpeg", ".png", ".webp", ".bmp", ".gif", ".tif", ".tiff", ".ppm"})
+
+
+class Source(NamedTuple):
+    """One image: the path that its row gets, and how to come by its file or bytes (a DataError says why not)."""
+
+    path: str
+    read: Callable[[], Path | bytes]
+
+    @classmethod
+    def of(cls, path: Path) -> Source:
+        """A file on disk."""
+        return cls(printable(path), lambda: path)
+
+    @classmethod
+    def broken(cls, path: str, reason: str) -> Source:
+        """What should have been an image."""
+
+        def read() -> bytes:
+            raise DataError(reason)
+
+        return cls(path, read)
+
+
+def printable(path: object) -> str:
+    """A path as text that every table can hold: names on disk need not be UTF-8."""
+    return str(path).encode("utf-8", "backslashreplace").decode()
 
 
 def find_images(sources: Iterable[Path]) -> list[Path]:
@@ -21,9 +47,14 @@ def find_images(sources: Iterable[Path]) -> list[Path]:
             raise DataError(f"no such file or folder: {source}", hint="check the path")
         images = images_in(source) if source.is_dir() else [source]
         if not images:
-            raise DataError(f"no images in {source}", hint=f"it needs files ending in {', '.join(sorted(SUFFIXES))}")
+            raise no_images(source)
         found += images
     return found
+
+
+def no_images(source: Path) -> DataError:
+    """The error of a folder or an archive that holds none."""
+    return DataError(f"no images in {source}", hint=f"it needs files ending in {', '.join(sorted(SUFFIXES))}")
 
 
 def images_in(folder: Path) -> list[Path]:

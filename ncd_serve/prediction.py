@@ -23,10 +23,13 @@ class Candidate(NamedTuple):
 
 @dataclass(frozen=True)
 class Prediction:
-    """An image and its cluster, or the reason why there is none."""
+    """An image and its cluster, or the reason why there is none.
+
+    An `unsure` row has the likeliest cluster too, but less confidence than was asked for.
+    """
 
     path: str
-    status: Literal["ok", "error"]
+    status: Literal["ok", "unsure", "error"]
     cluster_id: int | None = None
     cluster_name: str | None = None
     confidence: float | None = None
@@ -41,14 +44,26 @@ class Prediction:
 
     @classmethod
     def from_probabilities(
-        cls, path: str, probabilities: NDArray[np.float32], *, names: Sequence[str], top_k: int
+        cls,
+        path: str,
+        probabilities: NDArray[np.float32],
+        *,
+        names: Sequence[str],
+        top_k: int,
+        min_confidence: float = 0.0,
     ) -> Prediction:
         """The row of an image with cluster probabilities [C]; `margin` is the lead over the second cluster."""
         order = np.argsort(-probabilities, kind="stable")
         ranked = [Candidate(int(i), names[i], float(probabilities[i])) for i in order[: max(top_k, 2)]]
         best = ranked[0]
         margin = best.probability - (ranked[1].probability if len(ranked) > 1 else 0.0)
-        return cls(path, "ok", best.cluster_id, best.cluster_name, best.probability, margin, ranked[:top_k])
+        return cls(
+            path,
+            "ok" if best.probability >= min_confidence else "unsure",
+            *best,
+            margin,
+            ranked[:top_k],
+        )
 
 
 COLUMNS = tuple(column.name for column in fields(Prediction))

@@ -2,9 +2,14 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Protocol
+import io
+from contextlib import redirect_stdout
+from enum import Enum
+from typing import TYPE_CHECKING, Any, Protocol
 
 import numpy as np
+
+from ncd_serve.errors import MissingExtraError
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -15,26 +20,37 @@ if TYPE_CHECKING:
     from ncd_serve.preprocess import PreprocessSpec
 
 
+class Device(str, Enum):
+    """Where ONNX Runtime computes; `auto` is CUDA where it works and the CPU elsewhere."""
+
+    AUTO = "auto"
+    CPU = "cpu"
+    CUDA = "cuda"
+    TENSORRT = "tensorrt"
+
+
+_CPU, _CUDA, _TENSORRT = "CPUExecutionProvider", "CUDAExecutionProvider", "TensorrtExecutionProvider"
+# TensorRT is never chosen unasked: it builds an engine first, which takes minutes.
+_PROVIDERS = {
+    Device.AUTO: [_CUDA, _CPU],
+    Device.CPU: [_CPU],
+    Device.CUDA: [_CUDA, _CPU],
+    Device.TENSORRT: [_TENSORRT, _CUDA, _CPU],
+}
+_LOG_WARNINGS, _LOG_FATAL = 2, 4
+
+
 class Runner(Protocol):
-    """A model, wherever it runs, with what is needed to ask it."""
+    """A model, wherever it runs, with what is needed to ask it; it may be asked by `in_flight` threads at once."""
 
     preprocess: PreprocessSpec
     cluster_names: list[str]
     max_batch: int
+    in_flight: int
 
     def probabilities(self, images: NDArray[np.uint8]) -> NDArray[np.float32]:
         """Images uint8 [N, H, W, 3] to cluster probabilities [N, C]."""
         ...
-
-
-def open_session(model: Path, *, threads: int = 0) -> Session:
-    """An ONNX Runtime session on the CPU; 0 threads means one for each core."""
-    import onnxruntime as ort
-
-    options = ort.SessionOptions()
-    options.intra_op_num_threads = threads
-    session: Session = ort.InferenceSession(str(model), options, providers=["CPUExecutionProvider"])
-    return session
 
 
 class Session(Protocol):
@@ -44,16 +60,59 @@ class Session(Protocol):
         """Outputs by name for the given inputs."""
         ...
 
+    def get_providers(self) -> list[str]:
+        """What it runs on, first the one that computes most."""
+        ...
+
+
+def open_session(model: Path, *, threads: int = 0, device: Device = Device.CPU) -> Session:
+    """An ONNX Runtime session on a device that was asked for, or MissingExtraError; 0 threads is one for each core."""
+    import onnxruntime as ort
+
+    options = ort.SessionOptions()
+    options.intra_op_num_threads = threads
+    if device is Device.CPU:
+        return _open(ort, model, options, device)
+    with redirect_stdout(io.StringIO()):  # it prints what is missing, where our rows go
+        ort.preload_dlls()  # CUDA and cuDNN may be in wheels, where the linker does not look
+    ort.set_default_logger_severity(_LOG_FATAL)  # what is missing is said below
+    try:
+        session = _open(ort, model, options, device)
+    except RuntimeError:
+        raise _missing(device) from None
+    finally:
+        ort.set_default_logger_severity(_LOG_WARNINGS)
+    if device is not Device.AUTO and session.get_providers()[0] != _PROVIDERS[device][0]:
+        raise _missing(device)
+    return session
+
+
+def _open(ort: Any, model: Path, options: Any, device: Device) -> Session:
+    providers = [name for name in _PROVIDERS[device] if name in ort.get_available_providers()]
+    # Its own fallback prints to standard output.
+    session: Session = ort.InferenceSession(str(model), options, providers=providers, enable_fallback=0)
+    return session
+
+
+def _missing(device: Device) -> MissingExtraError:
+    libraries = "CUDA, cuDNN and TensorRT" if device is Device.TENSORRT else "CUDA and cuDNN"
+    return MissingExtraError(
+        f"ONNX Runtime cannot use {device.value} here",
+        hint=f"it needs an NVIDIA GPU, onnxruntime-gpu and its {libraries}; --device cpu runs everywhere",
+    )
+
 
 class OnnxRunner:
     """A bundle's model in this process."""
 
     max_batch = 64
+    in_flight = 1  # one call uses all cores
 
-    def __init__(self, bundle: Bundle) -> None:
+    def __init__(self, bundle: Bundle, *, device: Device = Device.CPU) -> None:
         self.preprocess = bundle.manifest.preprocess
         self.cluster_names = bundle.manifest.cluster_names
-        self._session = open_session(bundle.model_path)
+        self._session = open_session(bundle.model_path, device=device)
+        self.provider = self._session.get_providers()[0]
 
     def probabilities(self, images: NDArray[np.uint8]) -> NDArray[np.float32]:
         """Images uint8 [N, H, W, 3] to cluster probabilities [N, C]."""

@@ -5,20 +5,24 @@ from __future__ import annotations
 import csv
 import json
 from dataclasses import asdict
+from itertools import islice
 from typing import TYPE_CHECKING, Any, TextIO
 
 from rich.markup import escape
 from rich.table import Table
 
-from ncd_serve.errors import UsageError
+from ncd_serve.errors import DataError, UsageError
 from ncd_serve.files import atomic_path
 from ncd_serve.prediction import COLUMNS, Prediction
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
+    from collections.abc import Iterable, Iterator
     from pathlib import Path
 
+    Record = dict[str, Any]
+
 FORMATS = (".csv", ".jsonl", ".parquet")
+_ROW_GROUP = 10_000
 
 
 def check_format(target: Path) -> None:
@@ -27,30 +31,55 @@ def check_format(target: Path) -> None:
         raise UsageError(f"cannot write '{target.name}'", hint=f"use a file ending in {', '.join(FORMATS)}")
 
 
-def write_rows(rows: Iterable[Prediction], target: Path) -> None:
-    """Write rows to a file of the kind its name says, atomically."""
+def partial_path(target: Path) -> Path:
+    """Where the rows of an unfinished table are, as JSON lines whatever the table's kind."""
+    return target.with_name(f"{target.name}.partial.jsonl")
+
+
+def write_rows(rows: Iterable[Prediction], target: Path, *, resume: bool = False) -> None:
+    """Keep each row as it comes, in a file beside the table; then make the table of them all, atomically.
+
+    To `resume` is to go on after the rows that an unfinished table has.
+    """
     check_format(target)
-    with atomic_path(target) as temporary:
-        if target.suffix == ".parquet":
-            _write_parquet(rows, temporary)
-        else:
-            with temporary.open("w", encoding="utf-8", newline="") as stream:
-                (write_csv if target.suffix == ".csv" else write_jsonl)(rows, stream)
+    partial = partial_path(target)
+    try:
+        target.parent.mkdir(parents=True, exist_ok=True)
+        with partial.open("a" if resume else "w", encoding="utf-8") as stream:
+            write_jsonl(rows, stream)
+        with atomic_path(target) as temporary:
+            _convert(partial, temporary, target.suffix)
+    except OSError as error:
+        raise DataError(f"cannot write {target}: {error.strerror}", hint="check the folder and its space") from error
+    partial.unlink()
+
+
+def finished_paths(target: Path) -> Iterator[str]:
+    """The paths of the rows in an unfinished table; half a row, left by a killed process, is cut off."""
+    partial, whole = partial_path(target), 0
+    with partial.open("rb+") as stream:
+        for number, line in enumerate(stream, start=1):
+            if not line.endswith(b"\n"):
+                break
+            try:
+                path: str = json.loads(line)["path"]
+            except (ValueError, KeyError, TypeError):
+                raise DataError(f"row {number} of {partial} is damaged", hint=f"start over: rm {partial}") from None
+            whole += len(line)
+            yield path
+        stream.truncate(whole)
 
 
 def write_csv(rows: Iterable[Prediction], stream: TextIO) -> None:
     """Comma-separated, `top_k` as JSON, numbers in full precision."""
-    writer = csv.DictWriter(stream, COLUMNS)
-    writer.writeheader()
-    for row in rows:
-        record = _record(row)
-        writer.writerow({**record, "top_k": json.dumps(record["top_k"], ensure_ascii=False)})
+    _write_csv(map(_record, rows), stream)
 
 
 def write_jsonl(rows: Iterable[Prediction], stream: TextIO) -> None:
     """One JSON object a line."""
     for row in rows:
         stream.write(json.dumps(_record(row), ensure_ascii=False) + "\n")
+        stream.flush()
 
 
 def terminal_table(rows: Iterable[Prediction], *, title: str | None = None) -> Table:
@@ -65,20 +94,44 @@ def terminal_table(rows: Iterable[Prediction], *, title: str | None = None) -> T
         if row.status == "error":
             table.add_row(escape(row.path), "-", f"[red]{escape(row.error or '')}[/red]", "-", "-")
         else:
+            name = ("[yellow]unsure:[/yellow] " if row.status == "unsure" else "") + escape(row.cluster_name or "")
             numbers = f"{row.confidence:.3f}", f"{row.margin:.3f}"
-            table.add_row(escape(row.path), str(row.cluster_id), escape(row.cluster_name or ""), *numbers)
+            table.add_row(escape(row.path), str(row.cluster_id), name, *numbers)
     return table
 
 
-def _record(row: Prediction) -> dict[str, Any]:
+def _record(row: Prediction) -> Record:
     return {**asdict(row), "top_k": [candidate._asdict() for candidate in row.top_k]}
 
 
-def _write_parquet(rows: Iterable[Prediction], target: Path) -> None:
+def _convert(partial: Path, target: Path, suffix: str) -> None:
+    with partial.open(encoding="utf-8") as lines:
+        records = map(json.loads, lines)
+        if suffix == ".parquet":
+            _write_parquet(records, target)
+            return
+        with target.open("w", encoding="utf-8", newline="") as stream:
+            if suffix == ".csv":
+                _write_csv(records, stream)
+            else:
+                stream.writelines(lines)
+
+
+def _write_csv(records: Iterable[Record], stream: TextIO) -> None:
+    writer = csv.DictWriter(stream, COLUMNS)
+    writer.writeheader()
+    for record in records:
+        writer.writerow({**record, "top_k": json.dumps(record["top_k"], ensure_ascii=False)})
+        stream.flush()
+
+
+def _write_parquet(records: Iterator[Record], target: Path) -> None:
     import pyarrow as pa
     import pyarrow.parquet as pq
 
     candidate = pa.struct([("cluster_id", pa.int64()), ("cluster_name", pa.string()), ("probability", pa.float64())])
     kinds = {"cluster_id": pa.int64(), "confidence": pa.float64(), "margin": pa.float64(), "top_k": pa.list_(candidate)}
     schema = pa.schema([(name, kinds.get(name, pa.string())) for name in COLUMNS])
-    pq.write_table(pa.Table.from_pylist([_record(row) for row in rows], schema), target)
+    with pq.ParquetWriter(target, schema) as writer:
+        while group := list(islice(records, _ROW_GROUP)):
+            writer.write_table(pa.Table.from_pylist(group, schema))

@@ -11,7 +11,7 @@ import onnx
 from onnx import TensorProto
 
 from ncd_serve.bundle import LABELS, MODEL, Bundle
-from ncd_serve.client import FACT_PREFIX, PREPROCESS_FACT
+from ncd_serve.contract import FACT_PREFIX, PREPROCESS_FACT
 from ncd_serve.errors import DataError
 from ncd_serve.files import atomic_directory, write_text
 from ncd_serve.triton.jpeg import add_jpeg_model

@@ -18,7 +18,14 @@ class RowFormat(str, Enum):
 
 
 ModelName = Annotated[str, typer.Option(help="The model's name in the repository.")]
-Images = Annotated[list[Path], typer.Argument(help="Image files, or folders of them.")]
+Images = Annotated[
+    list[str],
+    typer.Argument(
+        help="Image files, folders of them, quoted patterns, .zip and .tar[.gz|.bz2|.xz] archives; - reads a list of "
+        "files from standard input."
+    ),
+]
+AllowUrls = Annotated[bool, typer.Option("--allow-urls", help="Let http(s) URLs be images, too, and fetch them.")]
 Form = Annotated[
     RowFormat | None,
     typer.Option("--format", help="How to print rows; default: a table on a terminal, csv elsewhere."),
@@ -26,4 +33,8 @@ Form = Annotated[
 TopK = Annotated[int, typer.Option(min=1, help="How many likely clusters to list for each image.")]
 Output = Annotated[
     Path | None, typer.Option("--out", help="Write rows to a .csv, .jsonl or .parquet file, not the terminal.")
+]
+Resume = Annotated[bool, typer.Option("--resume", help="Go on with the --out of a command that was interrupted.")]
+MinConfidence = Annotated[
+    float, typer.Option(min=0.0, max=1.0, help="Rows with less confidence get the status `unsure`.")
 ]

@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Iterable
+from collections import Counter
+from collections.abc import Iterable, Iterator
+from contextlib import closing
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated
 
@@ -11,67 +14,161 @@ import typer
 from rich.progress import track
 
 from ncd_serve.cli.console import messages, out
-from ncd_serve.cli.options import Form, Images, ModelName, Output, RowFormat, TopK
+from ncd_serve.cli.options import AllowUrls, Form, Images, MinConfidence, ModelName, Output, Resume, RowFormat, TopK
+from ncd_serve.errors import DataError, UsageError
+from ncd_serve.images import Source
 from ncd_serve.prediction import Prediction
-from ncd_serve.runners import Runner
+from ncd_serve.runners import Device, Runner
+from ncd_serve.sources import Sources, find_sources
+
+
+@dataclass(frozen=True)
+class _Wanted:
+    """Which rows, and where they go."""
+
+    output: Path | None
+    resume: bool
+    form: RowFormat | None
+    top_k: int
+    min_confidence: float
 
 
 def query(
     images: Images,
-    url: Annotated[str, typer.Option(help="The Triton server's gRPC address.")] = "grpc://127.0.0.1:8001",
+    url: Annotated[
+        str, typer.Option(help="The Triton server: grpc://HOST:PORT or http://HOST:PORT; grpcs and https for TLS.")
+    ] = "grpc://127.0.0.1:8001",
     model_name: ModelName = "ncd_global",
     output: Output = None,
+    resume: Resume = False,
     form: Form = None,
     top_k: TopK = 3,
-    timeout: Annotated[float, typer.Option(min=0.1, help="Seconds to wait for one answer.")] = 30.0,
+    min_confidence: MinConfidence = 0.0,
+    allow_urls: AllowUrls = False,
+    concurrency: Annotated[int, typer.Option(min=1, help="Requests in flight.")] = 16,
+    timeout: Annotated[float, typer.Option(min=0.1, help="Seconds to wait for one answer.")] = 60.0,
+    patience: Annotated[
+        float, typer.Option(min=0.0, help="Seconds to go on trying a server that cannot be reached any more.")
+    ] = 60.0,
 ) -> None:
     """Ask a Triton server for the cluster ids of images."""
     from ncd_serve.client import Client
 
-    paths = _check(images, output)
-    _write(paths, Client(url, model=model_name, timeout=timeout), output, form, top_k)
+    wanted = _Wanted(output, resume, form, top_k, min_confidence)
+    sources = _plan(images, wanted, allow_urls)
+    with Client(url, model=model_name, timeout=timeout, patience=patience, concurrency=concurrency) as client:
+        _write(sources, client, wanted)
 
 
 def assign(
     images: Images,
     bundle: Annotated[Path, typer.Option(help="A bundle that `ncd-serve export` made.")],
     output: Output = None,
+    resume: Resume = False,
     form: Form = None,
     top_k: TopK = 3,
+    min_confidence: MinConfidence = 0.0,
+    allow_urls: AllowUrls = False,
+    device: Annotated[
+        Device, typer.Option(help="Where to compute; auto is CUDA where it works, else the CPU.")
+    ] = Device.AUTO,
 ) -> None:
     """Cluster ids of images without a server, through ONNX Runtime."""
     from ncd_serve.bundle import Bundle
     from ncd_serve.runners import OnnxRunner
 
-    paths = _check(images, output)
-    _write(paths, OnnxRunner(Bundle.read(bundle)), output, form, top_k)
+    wanted = _Wanted(output, resume, form, top_k, min_confidence)
+    sources = _plan(images, wanted, allow_urls)
+    runner = OnnxRunner(Bundle.read(bundle), device=device)
+    messages.print(f"ONNX Runtime on {runner.provider.removesuffix('ExecutionProvider')}", highlight=False)
+    _write(sources, runner, wanted)
 
 
-def _check(images: list[Path], output: Path | None) -> list[Path]:
-    from ncd_serve.images import find_images
-    from ncd_serve.tables import check_format
+def _plan(images: list[str], wanted: _Wanted, allow_urls: bool) -> Sources:
+    """Which images are meant; what is wrong with the command is said before anything is asked or read."""
+    from ncd_serve.tables import check_format, partial_path
 
-    if output is not None:
-        check_format(output)
-    return find_images(images)
+    target, resume = wanted.output, wanted.resume
+    if target is None:
+        if resume:
+            raise UsageError("--resume needs the --out to go on with", hint="add --out FILE")
+    else:
+        check_format(target)
+        partial = partial_path(target)
+        begun = partial.exists() and partial.stat().st_size > 0
+        if begun and not resume:
+            raise UsageError(f"{partial} holds rows of an unfinished run", hint="--resume goes on, rm starts over")
+        if resume and not begun and target.exists():
+            messages.print(f"[bold]{target}[/bold] is complete already", highlight=False)
+            raise typer.Exit
+    return find_sources(images, allow_urls=allow_urls)
 
 
-def _write(paths: list[Path], runner: Runner, output: Path | None, form: RowFormat | None, top_k: int) -> None:
+def _write(sources: Sources, runner: Runner, wanted: _Wanted) -> None:
     from ncd_serve.assignment import assign_images
-    from ncd_serve.tables import terminal_table, write_csv, write_jsonl, write_rows
 
-    rows: Iterable[Prediction] = track(
-        assign_images(paths, runner, top_k=top_k),
-        "asking",
-        total=len(paths),
-        console=messages,
-        transient=True,
-        disable=not messages.is_terminal,
-    )
-    if output is not None:
-        write_rows(rows, output)
-        messages.print(f"{len(paths)} rows in [bold]{output}[/bold]", highlight=False)
-    elif form is RowFormat.TABLE or (form is None and out.is_terminal):
+    finished = _skip_finished(sources.images, wanted.output) if wanted.output and wanted.resume else 0
+    counts: Counter[str] = Counter()
+    answers = assign_images(sources.images, runner, top_k=wanted.top_k, min_confidence=wanted.min_confidence)
+    with closing(answers) as rows:
+        watched = track(
+            _counted(rows, counts),
+            "asking",
+            total=sources.total,
+            completed=finished,
+            console=messages,
+            transient=True,
+            disable=not messages.is_terminal,
+        )
+        if wanted.output is None:
+            _print(watched, wanted.form)
+        else:
+            _keep(watched, wanted.output, finished, counts)
+
+
+def _print(rows: Iterable[Prediction], form: RowFormat | None) -> None:
+    from ncd_serve.tables import terminal_table, write_csv, write_jsonl
+
+    if form is RowFormat.TABLE or (form is None and out.is_terminal):
         out.print(terminal_table(rows))
     else:
         (write_jsonl if form is RowFormat.JSONL else write_csv)(rows, sys.stdout)
+
+
+def _keep(rows: Iterable[Prediction], target: Path, finished: int, counts: Counter[str]) -> None:
+    from ncd_serve.tables import partial_path, write_rows
+
+    try:
+        write_rows(rows, target, resume=finished > 0)
+    except BaseException:
+        kept = finished + counts.total()
+        messages.print(f"{kept} rows are kept in {partial_path(target)}: --resume goes on", highlight=False)
+        raise
+    said = [f"{count} {status}" for status, count in sorted(counts.items(), reverse=True)]
+    before = [f"{finished} from before"] if finished else []
+    messages.print(
+        f"{finished + counts.total()} rows in [bold]{target}[/bold] ({', '.join(before + said)})", highlight=False
+    )
+
+
+def _counted(rows: Iterable[Prediction], counts: Counter[str]) -> Iterator[Prediction]:
+    for row in rows:
+        yield row
+        counts[row.status] += 1  # whoever asks for the next row has written this one
+
+
+def _skip_finished(sources: Iterator[Source], target: Path) -> int:
+    """Pass by the images that an unfinished table has rows of; their number."""
+    from ncd_serve.tables import finished_paths, partial_path
+
+    partial = partial_path(target)
+    number = 0
+    for number, path in enumerate(finished_paths(target) if partial.exists() else (), start=1):
+        source = next(sources, None)
+        if source is None or source.path != path:
+            now = source.path if source else "nothing"
+            raise DataError(
+                f"row {number} of {partial} is {path}, but the images named now have {now} there",
+                hint="name the same images in the same order, or start over with another --out",
+            )
+    return number

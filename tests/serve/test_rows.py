@@ -27,6 +27,7 @@ class BrightnessRunner:
     preprocess = PreprocessSpec(resolution=8, resize=8)
     cluster_names = NAMES
     max_batch = 4
+    in_flight = 2
 
     def __init__(self) -> None:
         self.batches: list[int] = []
@@ -52,7 +53,7 @@ def test_one_row_per_image_in_order_and_bad_images_are_rows(pictures: Path) -> N
     assert [row.status for row in rows].count("error") == 1
     assert rows[5].error == "not an image of a known format"
     assert rows[0].cluster_name == "dark" and rows[9].cluster_name == "bright: very"
-    assert runner.batches == [4, 3, 2]
+    assert sorted(runner.batches) == [2, 3, 4]
 
 
 def test_a_row_by_hand() -> None:

@@ -1,0 +1,130 @@
+"""One model on one Triton server, over gRPC or HTTP: deadlines, retries, and errors that say what to do."""
+
+from __future__ import annotations
+
+import asyncio
+import random
+import time
+from collections.abc import Awaitable, Callable, Coroutine
+from concurrent.futures import Future
+from functools import cache
+from importlib import import_module
+from threading import Thread
+from typing import Any, TypeVar
+
+import numpy as np
+from numpy.typing import NDArray
+from tritonclient.utils import InferenceServerException
+
+from ncd_serve.errors import ServerError, UsageError
+
+_T = TypeVar("_T")
+_PROTOCOLS = {"grpc": "grpc", "grpcs": "grpc", "http": "http", "https": "http"}
+_SECURE = ("grpcs", "https")
+_FIRST_PAUSE, _LONGEST_PAUSE = 0.05, 1.0
+_FIRST_CONTACT_PATIENCE = 1.0
+CHECK_SERVER = "ncd-serve doctor --url checks a server"
+_UNAVAILABLE = ("StatusCode.UNAVAILABLE", "502", "503", "504")
+_DEAD_WORKER = "is not healthy"  # a model's process has died; `ncd-serve serve` restarts the server then
+_GRPC_OPTIONS = [
+    ("grpc.max_send_message_length", -1),
+    ("grpc.max_receive_message_length", -1),
+    # Left alone, a channel waits up to two minutes before it tries to reach a dead server again.
+    ("grpc.initial_reconnect_backoff_ms", 100),
+    ("grpc.min_reconnect_backoff_ms", 1000),
+    ("grpc.max_reconnect_backoff_ms", 1000),
+]
+
+
+@cache
+def _loop() -> asyncio.AbstractEventLoop:
+    """The one loop of this process that talks to servers: gRPC logs errors when several do."""
+    loop = asyncio.new_event_loop()
+    Thread(target=loop.run_forever, name="ncd-serve", daemon=True).start()
+    return loop
+
+
+def in_background(work: Coroutine[Any, Any, _T]) -> Future[_T]:
+    """Run a coroutine beside the caller, who may wait for it in a thread or in a loop of its own."""
+    return asyncio.run_coroutine_threadsafe(work, _loop())
+
+
+def split_url(url: str) -> tuple[str, str]:
+    """`grpc://host:port` to scheme and address; without a scheme it is gRPC."""
+    scheme, _, address = url.rstrip("/").rpartition("://")
+    scheme = scheme or "grpc"
+    if scheme not in _PROTOCOLS or not address.rpartition(":")[2].isdigit():
+        raise UsageError(
+            f"'{url}' is not a server address", hint="use grpc://HOST:PORT or http://HOST:PORT, e.g. 127.0.0.1:8001"
+        )
+    return scheme, address
+
+
+class Connection:
+    """A client of Triton's own library, to be made and used on the background loop."""
+
+    def __init__(self, url: str, model: str, *, timeout: float, patience: float) -> None:
+        scheme, self._address = split_url(url)
+        self.where = f"model '{model}' on {self._address}"
+        self._model, self._timeout, self._patience = model, timeout, patience
+        self._library = import_module(f"tritonclient.{_PROTOCOLS[scheme]}.aio")
+        options: dict[str, Any] = {"channel_args": _GRPC_OPTIONS}
+        self._lost: tuple[type[Exception], ...] = ()
+        if _PROTOCOLS[scheme] == "http":
+            options = {"conn_limit": 0, "conn_timeout": timeout}
+            self._lost = (OSError, import_module("aiohttp").ClientError)
+        self._client = self._library.InferenceServerClient(self._address, ssl=scheme in _SECURE, **options)
+
+    async def config(self) -> dict[str, Any]:
+        """The model's configuration as served. Little patience here: who mistypes an address should not wait."""
+        as_json = {} if self._lost else {"as_json": True}
+        answer = await self._call(
+            lambda: self._client.get_model_config(self._model, **as_json), patience=_FIRST_CONTACT_PATIENCE
+        )
+        config: dict[str, Any] = answer.get("config", answer)
+        return config
+
+    async def infer(self, images: NDArray[np.uint8], *, class_count: int = 0) -> NDArray[Any]:
+        """The `probabilities` of images, or strings `score:index:label` of the likeliest `class_count`."""
+        image = self._library.InferInput("image", list(images.shape), "UINT8")
+        image.set_data_from_numpy(images)
+        wanted = [self._library.InferRequestedOutput("probabilities", class_count=class_count)]
+        result = await self._call(lambda: self._client.infer(self._model, [image], outputs=wanted))
+        array: NDArray[Any] = result.as_numpy("probabilities")
+        return array
+
+    async def close(self) -> None:
+        """Let go of the server."""
+        await self._client.close()
+
+    async def _call(self, ask: Callable[[], Awaitable[Any]], *, patience: float | None = None) -> Any:
+        """Ask; an unavailable server again and again, while patience lasts. Nothing else gets a second chance."""
+        give_up = time.monotonic() + (self._patience if patience is None else patience)
+        pause = _FIRST_PAUSE
+        while True:
+            try:
+                return await asyncio.wait_for(ask(), self._timeout)
+            except asyncio.TimeoutError:
+                raise ServerError(
+                    f"{self.where} did not answer within {self._timeout:g} s",
+                    hint="is it alive? if it is only slow, use a longer --timeout or a smaller --concurrency",
+                ) from None
+            except (InferenceServerException, ValueError, *self._lost) as error:
+                if not self._will_pass(error) or time.monotonic() + pause > give_up:
+                    raise self._failure(error) from None
+            await asyncio.sleep(pause * random.uniform(0.5, 1.0))  # many clients must not come back as one
+            pause = min(2 * pause, _LONGEST_PAUSE)
+
+    def _will_pass(self, error: Exception) -> bool:
+        if isinstance(error, InferenceServerException):
+            return error.status() in _UNAVAILABLE or _DEAD_WORKER in str(error)
+        return isinstance(error, self._lost)
+
+    def _failure(self, error: Exception) -> ServerError:
+        if self._will_pass(error) and _DEAD_WORKER not in str(error):
+            return ServerError(
+                f"no Triton server answers at {self._address}",
+                hint="start one with: ncd-serve serve --repository model_repository (gRPC is on port 8001, HTTP on 8000)",
+            )
+        said = error.message() if isinstance(error, InferenceServerException) else error
+        return ServerError(f"{self.where}: {said}", hint=CHECK_SERVER)
