@@ -64,7 +64,8 @@ def _unzip(archive: zipfile.ZipFile, info: zipfile.ZipInfo) -> bytes:
         _check(info.filename, info.file_size)
         if info.compress_type not in _ZIP_METHODS:
             raise DataError(f"compression method {info.compress_type} is not supported")
-        return archive.read(info)
+        with archive.open(info) as stream:
+            return stream.read(info.file_size)  # without a number it would unpack more than was declared
     except (DataError, *_DAMAGE, RuntimeError) as error:  # a RuntimeError asks for a password
         raise DataError(f"cannot be read: {error}") from None
 

@@ -124,7 +124,7 @@ class Connection:
         if self._will_pass(error) and _DEAD_WORKER not in str(error):
             return ServerError(
                 f"no Triton server answers at {self._address}",
-                hint="start one with: ncd-serve serve --repository model_repository (gRPC is on port 8001, HTTP on 8000)",
+                hint="start one with: ncd-serve serve (gRPC is on port 8001, HTTP on 8000 unless asked otherwise)",
             )
         said = error.message() if isinstance(error, InferenceServerException) else error
         return ServerError(f"{self.where}: {said}", hint=CHECK_SERVER)

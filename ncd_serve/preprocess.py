@@ -57,6 +57,8 @@ def to_array(image: Image.Image, spec: PreprocessSpec) -> NDArray[np.uint8]:
     """An RGB image to uint8 [resolution, resolution, 3]."""
     scale = spec.resize / min(image.size)
     size = (max(spec.resolution, round(image.width * scale)), max(spec.resolution, round(image.height * scale)))
+    if size[0] * size[1] > MAX_PIXELS:  # its short side was so short that the long one grows beyond reason
+        raise DataError(f"{image.width} x {image.height} px are too long and thin")
     if size != image.size:
         image = image.resize(size, Image.Resampling.BILINEAR)
     left, top = (size[0] - spec.resolution) // 2, (size[1] - spec.resolution) // 2

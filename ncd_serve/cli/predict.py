@@ -80,8 +80,14 @@ def assign(
     wanted = _Wanted(output, resume, form, top_k, min_confidence)
     sources = _plan(images, wanted, allow_urls)
     runner = OnnxRunner(Bundle.read(bundle), device=device)
-    messages.print(f"ONNX Runtime on {runner.provider.removesuffix('ExecutionProvider')}", highlight=False)
+    _say_where(runner.provider, device)
     _write(sources, runner, wanted)
+
+
+def _say_where(provider: str, device: Device) -> None:
+    where = provider.removesuffix("ExecutionProvider")
+    why = " (CUDA cannot be used here)" if device is Device.AUTO and where == "CPU" else ""
+    messages.print(f"ONNX Runtime runs on {where}{why}", highlight=False)
 
 
 def _plan(images: list[str], wanted: _Wanted, allow_urls: bool) -> Sources:

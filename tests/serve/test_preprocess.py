@@ -74,6 +74,12 @@ def test_limits_hold_before_anything_is_decoded(monkeypatch: pytest.MonkeyPatch)
         open_image(b"x" * 11)
 
 
+def test_a_thin_image_does_not_grow_beyond_reason() -> None:
+    with pytest.raises(DataError, match="too long and thin"):
+        load_array(encoded(Image.new("1", (1, 70_000))), SPEC)
+    assert load_array(encoded(Image.new("1", (1, 1_000))), SPEC).shape == (32, 32, 3)
+
+
 def test_a_missing_file_is_a_data_error(tmp_path: Path) -> None:
     with pytest.raises(DataError):
         open_image(tmp_path / "none.png")
