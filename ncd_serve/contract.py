@@ -28,7 +28,7 @@ def read_contract(config: dict[str, Any], where: str) -> Contract:
     if PREPROCESS_FACT not in facts:
         raise ServerError(f"{where} is not a model that ncd-serve exported", hint="name another with --model-name")
     try:
-        preprocess = PreprocessSpec.model_validate_json(facts[PREPROCESS_FACT]["string_value"])
+        preprocess = PreprocessSpec.model_validate_json(facts[PREPROCESS_FACT].get("string_value", ""))
     except ValidationError as error:
         raise _broken(where, f"its preprocessing is unreadable: {error.errors()[0]['msg']}") from None
     side = preprocess.resolution

@@ -87,7 +87,7 @@ def assign(
 def _say_where(provider: str, device: Device) -> None:
     where = provider.removesuffix("ExecutionProvider")
     why = " (CUDA cannot be used here)" if device is Device.AUTO and where == "CPU" else ""
-    messages.print(f"ONNX Runtime runs on {where}{why}", highlight=False)
+    _say(f"ONNX Runtime runs on {where}{why}")
 
 
 def _plan(images: list[str], wanted: _Wanted, allow_urls: bool) -> Sources:
@@ -105,7 +105,7 @@ def _plan(images: list[str], wanted: _Wanted, allow_urls: bool) -> Sources:
         if begun and not resume:
             raise UsageError(f"{partial} holds rows of an unfinished run", hint="--resume goes on, rm starts over")
         if resume and not begun and target.exists():
-            messages.print(f"[bold]{target}[/bold] is complete already", highlight=False)
+            _say(f"{target} is complete already")
             raise typer.Exit
     return find_sources(images, allow_urls=allow_urls)
 
@@ -147,14 +147,11 @@ def _keep(rows: Iterable[Prediction], target: Path, finished: int, counts: Count
     try:
         write_rows(rows, target, resume=finished > 0)
     except BaseException:
-        kept = finished + counts.total()
-        messages.print(f"{kept} rows are kept in {partial_path(target)}: --resume goes on", highlight=False)
+        _say(f"{finished + counts.total()} rows are kept in {partial_path(target)}: --resume goes on")
         raise
-    said = [f"{count} {status}" for status, count in sorted(counts.items(), reverse=True)]
-    before = [f"{finished} from before"] if finished else []
-    messages.print(
-        f"{finished + counts.total()} rows in [bold]{target}[/bold] ({', '.join(before + said)})", highlight=False
-    )
+    parts = [f"{finished} from before"] if finished else []
+    parts += [f"{count} {status}" for status, count in sorted(counts.items(), reverse=True)]
+    _say(f"{finished + counts.total()} rows in {target} ({', '.join(parts)})")
 
 
 def _counted(rows: Iterable[Prediction], counts: Counter[str]) -> Iterator[Prediction]:
@@ -178,3 +175,7 @@ def _skip_finished(sources: Iterator[Source], target: Path) -> int:
                 hint="name the same images in the same order, or start over with another --out",
             )
     return number
+
+
+def _say(text: str) -> None:
+    messages.print(text, markup=False, highlight=False, soft_wrap=True)
