@@ -117,7 +117,7 @@ def _greeting(server: TritonServer, repository: Path, how_to_stop: str) -> str:
     lines = [
         f"Triton is ready: gRPC {server.grpc_url}, HTTP {server.http_url}, metrics {server.metrics_url}",
         f"shell:  ncd-serve query IMAGES --url grpc://{server.grpc_url}{model}",
-        f'Python: from ncd_serve import Client; client = Client("grpc://{server.grpc_url}"{keyword})',
+        f'Python: from ncd_serve import Client; print(*Client("grpc://{server.grpc_url}"{keyword}).assign(["bird.jpg"]))',
     ]
     if jpeg_model_name(name) in names:
         path = f"http://{server.http_url}/v2/models/{jpeg_model_name(name)}/infer"

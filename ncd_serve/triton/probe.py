@@ -13,6 +13,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
 
 ANSWER_SECONDS = 30  # for a first inference on a busy machine
+LOAD_SECONDS = 600
 ITEM_BYTES = {"BOOL": 1, "UINT8": 1, "INT8": 1, "UINT16": 2, "INT16": 2, "FP16": 2, "BF16": 2, "FP64": 8, "INT64": 8,
               "UINT64": 8}  # fmt: skip
 METRIC = re.compile(r'^(\w+)\{.*?\bmodel="([^"]*)".*\} (\S+)$', re.MULTILINE)
@@ -69,9 +70,12 @@ class Probe:
                 return f"model '{entry.name}' does not answer: {_error(body) or status}"
         return None if ready else "no model is ready"
 
-    def load(self, model: str) -> str | None:
+    def load(self, model: str, config: str | None = None) -> str | None:
         """Load what the model's folder holds now; returns why that failed. The old version serves until it is done."""
-        status, body = self._ask("POST", f"/v2/repository/models/{model}/load", b"{}", seconds=600)
+        wish = {"parameters": {"config": config}} if config else {}
+        status, body = self._ask(
+            "POST", f"/v2/repository/models/{model}/load", json.dumps(wish).encode(), seconds=LOAD_SECONDS
+        )
         return None if status == 200 else _error(body) or f"status {status}"
 
     def lost_process(self, pid: int) -> str | None:

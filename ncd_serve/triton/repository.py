@@ -37,6 +37,21 @@ def check_repository(repository: Path) -> list[str]:
         raise DataError(f"cannot read {error.filename}: {error.strerror}", hint=LAYOUT) from error
 
 
+def load_configs(model: Path) -> tuple[str, str] | None:
+    """The configuration as Triton's load call takes it: keeping one more version than it says, and as it is.
+
+    None where it does not say how many to keep, or there is none.
+    """
+    from google.protobuf.json_format import MessageToJson  # type: ignore[import-untyped]
+
+    config = _read_config(model / CONFIG)
+    if not config.backend or config.version_policy.WhichOneof("policy_choice") not in (None, "latest"):
+        return None
+    exact = MessageToJson(config, preserving_proto_field_name=True)
+    config.version_policy.latest.num_versions = max(1, config.version_policy.latest.num_versions) + 1
+    return MessageToJson(config, preserving_proto_field_name=True), exact
+
+
 def _parent(repository: Path) -> Path:
     return repository.resolve().parent
 

@@ -6,7 +6,7 @@ import time
 from typing import TYPE_CHECKING, NoReturn
 
 from ncd_serve.errors import ServerError
-from ncd_serve.triton.repository import VERSION
+from ncd_serve.triton.repository import VERSION, load_configs
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -19,6 +19,7 @@ MAX_RESTARTS = 5
 STEADY_SECONDS = 300  # a server that ran as long as this starts with all its restarts again
 # The process of a model that died keeps Triton from ever finishing its drain: others get this long, and no longer.
 BROKEN_PATIENCE = 5
+OVERLAP_SECONDS = 5
 
 Fingerprint = frozenset[tuple[str, int, int]]
 
@@ -47,15 +48,25 @@ class Supervisor:
             if lost is not None and lost == suspected:  # twice: processes come and go while a model is loaded
                 return lost
             suspected = lost
-            for model in updates.due() if updates else ():
-                self._load(model)
+            for folder in updates.due() if updates else ():
+                self._load(folder)
             show()
             time.sleep(LOOK_SECONDS)
         return "Triton has ended by itself"
 
-    def _load(self, model: str) -> None:
-        problem = self._server.probe.load(model)
-        ready = [entry.version for entry in self._server.probe.versions() if entry[:3:2] == (model, "READY")]
+    def _load(self, folder: Path) -> None:
+        """Load a new version beside the old one, and let go of that when its last answers are out.
+
+        Triton alone unloads the old version at once, and then fails answers in flight that ask for class names. Where
+        the new configuration does not fit the old version, or memory is short, that is still the way.
+        """
+        probe, model, configs = self._server.probe, folder.name, load_configs(folder)
+        if configs and probe.load(model, configs[0]) is None:
+            time.sleep(OVERLAP_SECONDS)
+            problem = probe.load(model, configs[1])
+        else:
+            problem = probe.load(model)
+        ready = [entry.version for entry in probe.versions() if entry[:3:2] == (model, "READY")]
         served = f"serving version {', '.join(ready)}" if ready else "not served"
         self._tell(
             f"model '{model}' could not be loaded ({problem}): {served}" if problem else f"model '{model}': {served}"
@@ -88,17 +99,17 @@ class Updates:
         self._repository = repository
         self._loaded = self._seen = self._look()
 
-    def due(self) -> list[str]:
-        """Those that changed and are complete: nothing happened to them since the last call. Each is named once."""
+    def due(self) -> list[Path]:
+        """Folders that changed and are complete: nothing happened to them since the last call. Each is named once."""
         before, self._seen = self._seen, self._look()
-        settled = {name: mark for name, mark in self._seen.items() if before.get(name) == mark}
-        due = [name for name, mark in sorted(settled.items()) if self._loaded.get(name) != mark]
-        self._loaded.update({name: settled[name] for name in due})
+        settled = {folder: mark for folder, mark in self._seen.items() if before.get(folder) == mark}
+        due = [folder for folder, mark in sorted(settled.items()) if self._loaded.get(folder) != mark]
+        self._loaded.update({folder: settled[folder] for folder in due})
         return due
 
-    def _look(self) -> dict[str, Fingerprint]:
+    def _look(self) -> dict[Path, Fingerprint]:
         folders = [entry for entry in self._repository.iterdir() if entry.is_dir() and not entry.name.startswith(".")]
-        return {folder.name: _fingerprint(folder) for folder in folders}
+        return {folder: _fingerprint(folder) for folder in folders}
 
 
 def _fingerprint(model: Path) -> Fingerprint:

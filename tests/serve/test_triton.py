@@ -7,8 +7,7 @@ import signal
 import socket
 import subprocess
 import sys
-import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from functools import partial
 from pathlib import Path
 from queue import Queue
@@ -16,97 +15,31 @@ from typing import Any
 from urllib.request import urlopen
 
 import numpy as np
-import onnx
-import onnxruntime as ort
 import pytest
 import tritonclient.grpc as grpc
-from numpy.typing import NDArray
-from onnx import TensorProto, helper, numpy_helper
 from tritonclient.utils import InferenceServerException
 
-from ncd_serve.errors import DataError, MissingExtraError, NcdError, ServerError
+from ncd_serve.errors import DataError, MissingExtraError, ServerError
 from ncd_serve.triton import TritonServer, check_repository, find_triton, install
+from tests.serve.small_models import (
+    CONFIG,
+    LABELS,
+    READY_SECONDS,
+    SHAPES,
+    Direct,
+    directly,
+    group_is_gone,
+    make_classifier,
+    make_lookup,
+    needs_triton,
+    needs_wheel,
+    random_images,
+    regions,
+    tensor,
+    wait_until,
+)
 
-try:
-    SOURCE, WHY_NOT = str(find_triton().source), ""
-except NcdError as error:
-    SOURCE, WHY_NOT = "", str(error)
-
-needs_triton = pytest.mark.skipif(not SOURCE, reason=WHY_NOT)
-needs_wheel = pytest.mark.skipif(SOURCE != "wheel", reason="about the Python backend of the wheel's server")
 pytestmark = pytest.mark.triton
-
-Array = NDArray[Any]
-Direct = Callable[[Array], dict[str, Array]]
-
-READY_SECONDS = 60
-SHAPES = {"cluster_id": [], "confidence": [], "batch_size": [], "probabilities": [5], "embedding": [8]}
-LABELS = ["finch", "wren: house", "owl", "gull", "crow"]
-CONFIG = """
-backend: "onnxruntime"
-max_batch_size: 8
-input [ { name: "image" data_type: TYPE_UINT8 dims: [ 4, 4, 3 ] } ]
-output [
-  { name: "cluster_id" data_type: TYPE_INT64 dims: [ 1 ] reshape { shape: [ ] } },
-  { name: "confidence" data_type: TYPE_FP32 dims: [ 1 ] reshape { shape: [ ] } },
-  { name: "batch_size" data_type: TYPE_INT64 dims: [ 1 ] reshape { shape: [ ] } },
-  { name: "probabilities" data_type: TYPE_FP32 dims: [ 5 ] label_filename: "labels.txt" },
-  { name: "embedding" data_type: TYPE_FP32 dims: [ 8 ] }
-]
-dynamic_batching { preferred_batch_size: [ 8 ] max_queue_delay_microseconds: 100000 }
-instance_group [ { kind: KIND_CPU count: 1 } ]
-parameters { key: "intra_op_thread_count" value: { string_value: "1" } }
-"""
-
-
-def save_model(
-    folder: Path, nodes: list[Any], inputs: list[Any], outputs: list[Any], constants: dict[str, Any]
-) -> None:
-    initializers = [numpy_helper.from_array(np.asarray(value), name) for name, value in constants.items()]
-    graph = helper.make_graph(nodes, "graph", inputs, outputs, initializers)
-    model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 18)], ir_version=10)
-    (folder / "1").mkdir(parents=True)
-    onnx.save(model, folder / "1" / "model.onnx")
-
-
-def make_classifier(folder: Path, config: str = CONFIG) -> None:
-    """The tensors of an exported model, on images of 4 x 4 pixels, and the number of images it was run on."""
-    rng = np.random.default_rng(0)
-    nodes = [
-        helper.make_node("Cast", ["image"], ["pixels"], to=TensorProto.FLOAT),
-        helper.make_node("Flatten", ["pixels"], ["flat"]),
-        helper.make_node("Div", ["flat", "white"], ["scaled"]),
-        helper.make_node("MatMul", ["scaled", "trunk"], ["embedding"]),
-        helper.make_node("MatMul", ["embedding", "head"], ["logits"]),
-        helper.make_node("Softmax", ["logits"], ["probabilities"], axis=1),
-        helper.make_node("ArgMax", ["logits"], ["cluster_id"], axis=1, keepdims=0),
-        helper.make_node("ReduceMax", ["probabilities", "axes"], ["confidence"], keepdims=0),
-        helper.make_node("Shape", ["image"], ["count"], start=0, end=1),
-        helper.make_node("Expand", ["count", "count"], ["batch_size"]),
-    ]
-    constants = {
-        "white": np.float32(255),
-        "trunk": rng.normal(size=(48, 8)).astype(np.float32),
-        "head": rng.normal(size=(8, 5)).astype(np.float32),
-        "axes": np.array([1]),
-    }
-    image = helper.make_tensor_value_info("image", TensorProto.UINT8, ["N", 4, 4, 3])
-    types = {"cluster_id": TensorProto.INT64, "batch_size": TensorProto.INT64}
-    outputs = [
-        helper.make_tensor_value_info(name, types.get(name, TensorProto.FLOAT), ["N", *dims])
-        for name, dims in SHAPES.items()
-    ]
-    save_model(folder, nodes, [image], outputs, constants)
-    (folder / "config.pbtxt").write_text(config)
-    (folder / "labels.txt").write_text("\n".join(LABELS))
-
-
-def make_lookup(folder: Path) -> None:
-    """A model without config.pbtxt that fails at run time when asked for a row it does not have."""
-    nodes = [helper.make_node("Gather", ["table", "row"], ["value"])]
-    row = helper.make_tensor_value_info("row", TensorProto.INT64, ["N"])
-    value = helper.make_tensor_value_info("value", TensorProto.FLOAT, ["N", 2])
-    save_model(folder, nodes, [row], [value], {"table": np.arange(6, dtype=np.float32).reshape(3, 2)})
 
 
 @pytest.fixture(scope="module")
@@ -136,41 +69,7 @@ def client(server: TritonServer) -> Iterator[grpc.InferenceServerClient]:
 
 @pytest.fixture(scope="module")
 def direct(repository: Path) -> Direct:
-    options = ort.SessionOptions()
-    options.intra_op_num_threads = 1
-    session = ort.InferenceSession(
-        repository / "birds" / "1" / "model.onnx", options, providers=["CPUExecutionProvider"]
-    )
-    return lambda images: dict(zip(SHAPES, session.run(list(SHAPES), {"image": images}), strict=True))
-
-
-def random_images(count: int, seed: int = 0) -> Array:
-    return np.random.default_rng(seed).integers(0, 256, (count, 4, 4, 3), dtype=np.uint8)
-
-
-def tensor(name: str, array: Array) -> grpc.InferInput:
-    result = grpc.InferInput(name, array.shape, {"uint8": "UINT8", "int64": "INT64"}[array.dtype.name])
-    result.set_data_from_numpy(array)
-    return result
-
-
-def regions() -> set[str]:
-    return {path.name for path in Path("/dev/shm").glob("ncd-*")}
-
-
-def wait_until(condition: Callable[[], bool], seconds: float) -> bool:
-    deadline = time.monotonic() + seconds
-    while not condition() and time.monotonic() < deadline:
-        time.sleep(0.05)
-    return condition()
-
-
-def group_is_gone(group: int) -> bool:
-    try:
-        os.killpg(group, 0)
-    except ProcessLookupError:
-        return True
-    return False
+    return directly(repository / "birds" / "1" / "model.onnx")
 
 
 @needs_triton

@@ -60,7 +60,4 @@ def add_jpeg_model(bundle: Bundle, repository: Path, *, name: str, version: int)
     text = _CONFIG.format(name=folder.name, max_batch=MAX_BATCH, mark=_MARK, asked=name)
     if not config.is_file() or config.read_text() != text:  # a server that watches reloads what is touched
         write_text(config, text)
-    for entry in folder.iterdir():
-        if entry.name.isdigit() and entry != target and not (repository / name / entry.name).exists():
-            shutil.rmtree(entry)
     return target

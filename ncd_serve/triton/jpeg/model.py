@@ -10,15 +10,17 @@ from __future__ import annotations
 import json
 import os
 import sys
+import time
 from concurrent.futures import ThreadPoolExecutor
-from functools import lru_cache
+from contextlib import suppress
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
 import triton_python_backend_utils as pb_utils
 
-ATTEMPTS = 5  # a version may be unloaded while it is asked: its successor is ready by then
+ATTEMPTS = 5  # a version may be unloaded while it is asked: its successor is ready a moment later
+PAUSE_SECONDS = 0.1
 MAX_DECODERS = 8
 TYPES = {"cluster_id": np.int64, "cluster_name": np.object_, "confidence": np.float32, "json": np.object_}
 
@@ -50,15 +52,16 @@ class TritonPythonModel:
         """Load what decodes images. A server that cannot do that still serves the ONNX model."""
         parameters = json.loads(args["model_config"])["parameters"]
         self._asked = parameters["ncd_jpeg_of"]["string_value"]
-        self._versions = Path(args["model_repository"])
+        self._folder = Path(args["model_repository"])
         self._pool = ThreadPoolExecutor(min(os.cpu_count() or 1, MAX_DECODERS))
-        self._facts = lru_cache(maxsize=8)(self._read_facts)
+        self._facts: dict[int, _Facts] = {}
         self._lacks = ""
         sys.path.insert(0, str(Path(__file__).parent))  # the copy that was exported, not an installed one
         try:
             from ncd_serve import errors, preprocess
 
             self._preprocess, self._bad_image = preprocess, errors.DataError
+            self._learn_versions()
         except ImportError as error:
             self._lacks = f"image files need pillow and pydantic in the Python of the server: {error}"
             pb_utils.Logger.log_error(self._lacks)
@@ -76,21 +79,21 @@ class TritonPythonModel:
         for _ in range(ATTEMPTS):
             version = self._served_version()
             if version is not None:
-                try:
+                with suppress(_GoneError):
                     return self._answer(requests, version)
-                except _GoneError:
-                    continue
+            time.sleep(PAUSE_SECONDS)
         reason = f"model '{self._asked}' is not ready"
         return [_refusal(reason, pb_utils.TritonError.UNAVAILABLE) for _ in requests]
 
     def _served_version(self) -> int | None:
         """The newest that is ready. One that was exported but not loaded is passed over."""
-        numbers = sorted((int(entry.name) for entry in self._versions.iterdir() if entry.name.isdigit()), reverse=True)
-        ready = (n for n in numbers if pb_utils.is_model_ready(model_name=self._asked, model_version=str(n)))
+        self._learn_versions()
+        newest_first = sorted(self._facts, reverse=True)
+        ready = (n for n in newest_first if pb_utils.is_model_ready(model_name=self._asked, model_version=str(n)))
         return next(ready, None)
 
     def _answer(self, requests: list[Any], version: int) -> list[Any]:
-        facts = self._facts(version)
+        facts = self._facts[version]
         files = [pb_utils.get_input_tensor_by_name(request, "image").as_numpy().ravel() for request in requests]
         decoding = [[self._pool.submit(self._decode, file, facts) for file in request] for request in files]
         decoded = [[task.result() for task in request] for request in decoding]
@@ -129,9 +132,13 @@ class TritonPythonModel:
             _row(int(number), facts.names[number], float(sure)) for number, sure in zip(ids, confidences, strict=True)
         ]
 
-    def _read_facts(self, version: int) -> _Facts:
-        bundle = json.loads((self._versions / str(version) / "bundle.json").read_bytes())
-        return _Facts(self._preprocess.PreprocessSpec(**bundle["preprocess"]), bundle["cluster_names"])
+    def _learn_versions(self) -> None:
+        """Read what is new, and keep what is not: an export may remove the folder of a version that is still served."""
+        for entry in self._folder.iterdir():
+            if entry.name.isdigit() and int(entry.name) not in self._facts:
+                bundle = json.loads((entry / "bundle.json").read_bytes())
+                spec = self._preprocess.PreprocessSpec(**bundle["preprocess"])
+                self._facts[int(entry.name)] = _Facts(spec, bundle["cluster_names"])
 
 
 def _refusal_of(images: list[Any]) -> Any:
