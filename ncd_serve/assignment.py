@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from ncd_serve.runners import Runner
 
 DEFAULT_BATCH = 8  # the cost of a request is spread by then, and no request waits long for its answer
-DECODERS = max(4, os.cpu_count() or 1)
+DECODERS = min(max(4, os.cpu_count() or 1), 16)  # each may hold an image of many megapixels
 _BATCHES_AHEAD = 2  # decoded while all requests are in flight
 
 

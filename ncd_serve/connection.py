@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 import random
 import time
 from collections.abc import Awaitable, Callable, Coroutine
@@ -19,10 +20,13 @@ from tritonclient.utils import InferenceServerException
 from ncd_serve.errors import ServerError, UsageError
 
 _T = TypeVar("_T")
+_log = logging.getLogger(__name__)
 _PROTOCOLS = {"grpc": "grpc", "grpcs": "grpc", "http": "http", "https": "http"}
 _SECURE = ("grpcs", "https")
 _FIRST_PAUSE, _LONGEST_PAUSE = 0.05, 1.0
 _FIRST_CONTACT_PATIENCE = 1.0
+_START_ONE = "start one with: ncd-serve serve (gRPC is on port 8001, HTTP on 8000 unless asked otherwise)"
+_TRUST = "a certificate of your own is trusted with GRPC_DEFAULT_SSL_ROOTS_FILE_PATH (grpcs) or SSL_CERT_FILE (https)"
 CHECK_SERVER = "ncd-serve doctor --url checks a server"
 _UNAVAILABLE = ("StatusCode.UNAVAILABLE", "502", "503", "504")
 _DEAD_WORKER = "is not healthy"  # a model's process has died; `ncd-serve serve` restarts the server then
@@ -67,29 +71,30 @@ class Connection:
         scheme, self._address = split_url(url)
         self.where = f"model '{model}' on {self._address}"
         self._model, self._timeout, self._patience = model, timeout, patience
+        self._secure, self._away = scheme in _SECURE, False
         self._library = import_module(f"tritonclient.{_PROTOCOLS[scheme]}.aio")
         options: dict[str, Any] = {"channel_args": _GRPC_OPTIONS}
         self._lost: tuple[type[Exception], ...] = ()
         if _PROTOCOLS[scheme] == "http":
             options = {"conn_limit": 0, "conn_timeout": timeout}
             self._lost = (OSError, import_module("aiohttp").ClientError)
-        self._client = self._library.InferenceServerClient(self._address, ssl=scheme in _SECURE, **options)
+        self._client = self._library.InferenceServerClient(self._address, ssl=self._secure, **options)
 
     async def config(self) -> dict[str, Any]:
         """The model's configuration as served. Little patience here: who mistypes an address should not wait."""
         as_json = {} if self._lost else {"as_json": True}
         answer = await self._call(
-            lambda: self._client.get_model_config(self._model, **as_json), patience=_FIRST_CONTACT_PATIENCE
+            lambda: self._client.get_model_config(self._model, **as_json), _FIRST_CONTACT_PATIENCE
         )
-        config: dict[str, Any] = answer.get("config", answer)
-        return config
+        return answer.get("config", answer) if isinstance(answer, dict) else {}  # whatever else answers HTTP
 
     async def infer(self, images: NDArray[np.uint8], *, class_count: int = 0) -> NDArray[Any]:
         """The `probabilities` of images, or strings `score:index:label` of the likeliest `class_count`."""
         image = self._library.InferInput("image", list(images.shape), "UINT8")
         image.set_data_from_numpy(images)
         wanted = [self._library.InferRequestedOutput("probabilities", class_count=class_count)]
-        result = await self._call(lambda: self._client.infer(self._model, [image], outputs=wanted))
+        result = await self._call(lambda: self._client.infer(self._model, [image], outputs=wanted), self._patience)
+        self._note(away=False)
         array: NDArray[Any] = result.as_numpy("probabilities")
         return array
 
@@ -97,10 +102,9 @@ class Connection:
         """Let go of the server."""
         await self._client.close()
 
-    async def _call(self, ask: Callable[[], Awaitable[Any]], *, patience: float | None = None) -> Any:
+    async def _call(self, ask: Callable[[], Awaitable[Any]], patience: float) -> Any:
         """Ask; an unavailable server again and again, while patience lasts. Nothing else gets a second chance."""
-        give_up = time.monotonic() + (self._patience if patience is None else patience)
-        pause = _FIRST_PAUSE
+        give_up, pause = time.monotonic() + patience, _FIRST_PAUSE
         while True:
             try:
                 return await asyncio.wait_for(ask(), self._timeout)
@@ -112,8 +116,16 @@ class Connection:
             except (InferenceServerException, ValueError, *self._lost) as error:
                 if not self._will_pass(error) or time.monotonic() + pause > give_up:
                     raise self._failure(error) from None
+            if pause == _LONGEST_PAUSE:
+                self._note(away=True)
             await asyncio.sleep(pause * random.uniform(0.5, 1.0))  # many clients must not come back as one
             pause = min(2 * pause, _LONGEST_PAUSE)
+
+    def _note(self, *, away: bool) -> None:
+        """Say when the server has been away for a while, and when it is back; once for all requests in flight."""
+        if away != self._away:
+            _log.warning("%s %s", self._address, "does not answer: trying again" if away else "answers again")
+            self._away = away
 
     def _will_pass(self, error: Exception) -> bool:
         if isinstance(error, InferenceServerException):
@@ -123,8 +135,7 @@ class Connection:
     def _failure(self, error: Exception) -> ServerError:
         if self._will_pass(error) and _DEAD_WORKER not in str(error):
             return ServerError(
-                f"no Triton server answers at {self._address}",
-                hint="start one with: ncd-serve serve (gRPC is on port 8001, HTTP on 8000 unless asked otherwise)",
+                f"no Triton server answers at {self._address}", hint=_TRUST if self._secure else _START_ONE
             )
         said = error.message() if isinstance(error, InferenceServerException) else error
         return ServerError(f"{self.where}: {said}", hint=CHECK_SERVER)

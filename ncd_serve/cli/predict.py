@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+import time
 from collections import Counter
 from collections.abc import Iterable, Iterator
 from contextlib import closing
@@ -20,6 +21,8 @@ from ncd_serve.images import Source
 from ncd_serve.prediction import Prediction
 from ncd_serve.runners import Device, Runner
 from ncd_serve.sources import Sources, find_sources
+
+_QUIET_SECONDS = 60
 
 
 @dataclass(frozen=True)
@@ -118,7 +121,7 @@ def _write(sources: Sources, runner: Runner, wanted: _Wanted) -> None:
     answers = assign_images(sources.images, runner, top_k=wanted.top_k, min_confidence=wanted.min_confidence)
     with closing(answers) as rows:
         watched = track(
-            _counted(rows, counts),
+            _counted(rows, counts, sources.total),
             "asking",
             total=sources.total,
             completed=finished,
@@ -154,10 +157,15 @@ def _keep(rows: Iterable[Prediction], target: Path, finished: int, counts: Count
     _say(f"{finished + counts.total()} rows in {target} ({', '.join(parts)})")
 
 
-def _counted(rows: Iterable[Prediction], counts: Counter[str]) -> Iterator[Prediction]:
+def _counted(rows: Iterable[Prediction], counts: Counter[str], total: int | None) -> Iterator[Prediction]:
+    """The rows; where no bar can be drawn, a line a minute tells how far they are."""
+    said = time.monotonic()
     for row in rows:
         yield row
         counts[row.status] += 1  # whoever asks for the next row has written this one
+        if not messages.is_terminal and time.monotonic() - said > _QUIET_SECONDS:
+            said = time.monotonic()
+            _say(f"{counts.total()} rows" + (f" of {total}" if total else ""))
 
 
 def _skip_finished(sources: Iterator[Source], target: Path) -> int:
