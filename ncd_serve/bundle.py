@@ -19,7 +19,14 @@ MANIFEST, MODEL, LABELS, VERIFICATION, CARD = (
     "verification.json",
     "MODEL_CARD.md",
 )
+HASHED = (MODEL, LABELS, VERIFICATION, CARD)
 _EXPORT_AGAIN = "export the run again: ncd-serve export RUN"
+
+
+class _Schema(BaseModel):
+    """The one field that every schema has."""
+
+    schema_version: int
 
 
 class BundleManifest(BaseModel):
@@ -32,6 +39,7 @@ class BundleManifest(BaseModel):
     created: str
     dataset: str
     method: str
+    precision: str = "fp32"
     preprocess: PreprocessSpec
     known_classes: list[str]
     cluster_names: list[str]
@@ -59,17 +67,20 @@ class Bundle:
         if not path.is_file():
             raise DataError(f"{folder} is not a bundle: it has no {MANIFEST}", hint="ncd-serve export RUN makes one")
         try:
-            manifest = BundleManifest.model_validate_json(path.read_bytes())
+            content = path.read_bytes()
+            # First of all, since nothing else is known about the fields of a newer schema.
+            schema = _Schema.model_validate_json(content).schema_version
+            if schema > SCHEMA_VERSION:
+                raise DataError(
+                    f"{path} has schema {schema}, this version reads up to {SCHEMA_VERSION}",
+                    hint="pip install --upgrade ncd-serve",
+                )
+            manifest = BundleManifest.model_validate_json(content)
         except ValidationError as error:
             first = error.errors()[0]
             where = ".".join(str(part) for part in first["loc"])
             raise DataError(f"{path} is damaged: {where}: {first['msg']}", hint=_EXPORT_AGAIN) from None
-        if manifest.schema_version > SCHEMA_VERSION:
-            raise DataError(
-                f"{path} has schema {manifest.schema_version}, this version reads up to {SCHEMA_VERSION}",
-                hint="pip install --upgrade ncd-serve",
-            )
-        for name, expected in manifest.sha256.items():
-            if not (folder / name).is_file() or sha256(folder / name) != expected:
+        for name in HASHED:
+            if not (folder / name).is_file() or sha256(folder / name) != manifest.sha256.get(name):
                 raise DataError(f"{folder / name} is missing or not the file that was verified", hint=_EXPORT_AGAIN)
         return cls(folder, manifest)

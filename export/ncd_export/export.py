@@ -3,24 +3,51 @@
 from __future__ import annotations
 
 import uuid
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import asdict, dataclass
 from datetime import datetime, timezone
 from importlib.metadata import version
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
-from jinja2 import Environment, PackageLoader, StrictUndefined
+import numpy as np
 from ncd_training.run_dir import RunDir
 from ncd_training.setup import Setup
 from ncd_training.train import load_state
 
+from ncd_export.card import initial_weights, render_card
 from ncd_export.graph import ExportGraph
-from ncd_export.repository import MAX_BATCH, add_to_repository
+from ncd_export.reduced import Precision, to_fp16, to_int8
+from ncd_export.repository import add_to_repository, check_place, check_writable
 from ncd_export.to_onnx import write_onnx
-from ncd_export.verify import Verification, verify
-from ncd_serve.bundle import CARD, LABELS, MANIFEST, MODEL, VERIFICATION, Bundle, BundleManifest
+from ncd_export.triton_config import MAX_BATCH, Device
+from ncd_export.verify import Agreement, Images, Verification, compare_precisions, verify
+from ncd_serve.bundle import CARD, HASHED, LABELS, MANIFEST, MODEL, VERIFICATION, Bundle, BundleManifest
+from ncd_serve.errors import DataError, UsageError
 from ncd_serve.files import atomic_directory, sha256, write_json, write_text
+from ncd_serve.preprocess import load_array
 
 _PACKAGES = ("ncd-serve", "torch", "onnx", "onnxruntime-gpu")
+_VERIFIED, _CALIBRATED, _CALIBRATION_BATCH = 256, 128, 8
+
+
+@dataclass(frozen=True)
+class ExportOptions:
+    """What is exported, in how many bits, for which device, and how it joins the versions that are there."""
+
+    checkpoint: Path | None = None  # None: the newest
+    precision: Precision = "fp32"
+    min_agreement: float = 0.98  # share of images that fewer bits must leave in their cluster
+    device: Device = "cpu"
+    replace: bool = False
+    keep: int | None = None
+
+    def check(self) -> None:
+        """Raise UsageError for what does not fit together."""
+        if self.precision == "int8" and self.device != "cpu":
+            # TensorRT takes symmetric activations alone, CPUs are fastest with unsigned ones.
+            raise UsageError("int8 is quantised for CPUs", hint="use --precision fp16 on a GPU")
 
 
 class Exported(NamedTuple):
@@ -29,65 +56,137 @@ class Exported(NamedTuple):
     bundle: Bundle
     version_folder: Path
     verification: Verification
+    agreement: Agreement | None
 
 
-def export_run(setup: Setup, run: RunDir, *, out: Path, repository: Path, name: str) -> Exported:
-    """Write the bundle, and add it to the repository, only after its answers were compared with torch's."""
-    state = load_state(setup, run)
+def export_run(
+    setup: Setup, run: RunDir, *, out: Path, repository: Path, name: str, options: ExportOptions | None = None
+) -> Exported:
+    """Write the bundle and add it to the repository, or leave both as they were."""
+    options = options or ExportOptions()
+    options.check()
+    check_place(repository, name)
+    _check_output(out)
+    state = load_state(setup, run, checkpoint=options.checkpoint)
+    planned = setup.config.optim.epochs
+    if state.epoch < planned:
+        setup.console.print(f"this is the state after {state.epoch} of {planned} epochs", style="yellow")
     graph = ExportGraph(state.model).cpu().eval()
-    bundle_id = uuid.uuid4().hex[:12]
+    with _told_if_it_cannot_be_written(out), atomic_directory(out) as folder:
+        manifest = _describe(setup, run, options, epochs=state.epoch)
+        verification, agreement = _write_model(graph, folder / MODEL, manifest, setup, options)
+        compared = {**verification.as_dict(), "agreement": asdict(agreement) if agreement else None}
+        write_json(folder / VERIFICATION, compared)
+        write_text(folder / LABELS, "".join(f"{label}\n" for label in manifest.cluster_names))
+        # Scores are those of the finished run.
+        scored = options.checkpoint is None and state.epoch == planned
+        write_text(folder / CARD, render_card(manifest, setup, run.read_summary(), agreement, scored=scored))
+        hashes = {file: sha256(folder / file) for file in HASHED}
+        write_text(folder / MANIFEST, manifest.model_copy(update={"sha256": hashes}).model_dump_json(indent=2) + "\n")
+        version_folder = add_to_repository(
+            Bundle.read(folder),
+            repository,
+            name=name,
+            device=options.device,
+            replace=options.replace,
+            keep=options.keep,
+        )
+    return Exported(Bundle.read(out), version_folder, verification, agreement)
+
+
+def _write_model(
+    graph: ExportGraph, model: Path, manifest: BundleManifest, setup: Setup, options: ExportOptions
+) -> tuple[Verification, Agreement | None]:
+    """The ONNX file in the precision that was asked for; fp32 is compared with torch, fewer bits with fp32."""
+    facts = {key: getattr(manifest, key) for key in ("bundle_id", "dataset", "method", "precision")}
+    with setup.console.status("translating to ONNX"):
+        write_onnx(graph, model, resolution=manifest.preprocess.resolution, metadata={**facts, **manifest.versions})
+    paths = spread(setup.manifest.unlabelled, _VERIFIED)
+    images = _load(paths, setup)
+    verification = verify(graph, model, images, max_batch=MAX_BATCH, track=setup.track)
+    if options.precision == "fp32":
+        return verification, None
+    reduced, calibration = model.with_name("reduced.onnx"), _calibration(setup, paths)
+    if options.precision == "fp16":
+        calibration = []
+        to_fp16(model, reduced)
+    else:
+        pictures = _load(calibration, setup)
+        batches = np.array_split(pictures, -(-len(pictures) // _CALIBRATION_BATCH))
+        to_int8(model, reduced, setup.track(batches, "calibrating int8", len(batches)))
+    agreement = compare_precisions(
+        model,
+        reduced,
+        graph.output_names,
+        images,
+        precision=options.precision,
+        calibrated_on=len(calibration),
+        required=options.min_agreement,
+        max_batch=MAX_BATCH,
+        track=setup.track,
+    )
+    reduced.replace(model)
+    return verification, agreement
+
+
+def spread(paths: Sequence[Path], most: int) -> list[Path]:
+    """At most so many of them, evenly spread, so that every cluster has a chance."""
+    return list(paths[:: max(1, -(-len(paths) // most))])
+
+
+def _calibration(setup: Setup, compared: Sequence[Path]) -> list[Path]:
+    """Training images, none of which is compared on."""
+    left_out = set(compared)
+    return spread([path for path in setup.manifest.images if path not in left_out], _CALIBRATED)
+
+
+def _load(paths: Sequence[Path], setup: Setup) -> Images:
     spec = setup.config.data.preprocess
-    with atomic_directory(out) as folder:
-        with setup.console.status("exporting and verifying"):
-            facts = {"bundle_id": bundle_id, "dataset": setup.manifest.name, "method": "dual", **_versions()}
-            write_onnx(graph, folder / MODEL, resolution=spec.resolution, metadata=facts)
-            verification = verify(graph, folder / MODEL, setup.manifest.unlabelled, spec, max_batch=MAX_BATCH)
-        write_json(folder / VERIFICATION, verification.as_dict())
-        _write_descriptions(folder, bundle_id, setup, run.read_summary(), epochs=state.epoch)
-    bundle = Bundle.read(out)
-    return Exported(bundle, add_to_repository(bundle, repository, name=name), verification)
+    return np.stack([load_array(path, spec) for path in setup.track(paths, "reading images", len(paths))])
 
 
-def _write_descriptions(folder: Path, bundle_id: str, setup: Setup, summary: dict[str, Any], *, epochs: int) -> None:
+def _describe(setup: Setup, run: RunDir, options: ExportOptions, *, epochs: int) -> BundleManifest:
+    config, manifest = setup.config, setup.manifest
     names = [f"cluster-{number}" for number in range(setup.clusters)]
-    if setup.config.model.heads == "open_world":
-        names = [*setup.manifest.known_classes, *names]
-    write_text(folder / LABELS, "".join(f"{name}\n" for name in names))
-    manifest = BundleManifest(
-        bundle_id=bundle_id,
+    if config.model.heads == "open_world":
+        names = [*manifest.known_classes, *names]
+    return BundleManifest(
+        bundle_id=uuid.uuid4().hex[:12],
         created=datetime.now(timezone.utc).isoformat(timespec="seconds"),
-        dataset=setup.manifest.name,
-        method="dual",
-        preprocess=setup.config.data.preprocess,
-        known_classes=setup.manifest.known_classes,
+        dataset=manifest.name,
+        method=config.method.name,
+        precision=options.precision,
+        preprocess=config.data.preprocess,
+        known_classes=manifest.known_classes,
         cluster_names=names,
         training={
-            "trunk": setup.config.model.trunk,
-            "initial_weights": _origin(setup, summary),
-            "branches": setup.config.model.branches,
+            "trunk": config.model.trunk,
+            "initial_weights": initial_weights(config, run.read_summary()),
+            "branches": config.model.branches,
             "epochs": epochs,
-            "labelled_images": len(setup.manifest.labelled),
-            "unlabelled_images": len(setup.manifest.unlabelled),
+            "planned_epochs": config.optim.epochs,
+            "seed": config.optim.seed,
+            "labelled_images": len(manifest.labelled),
+            "unlabelled_images": len(manifest.unlabelled),
         },
-        versions=_versions(),
+        versions={name: version(name) for name in _PACKAGES},
         sha256={},
     )
-    write_text(folder / CARD, _card(manifest, summary))
-    hashes = {name: sha256(folder / name) for name in (MODEL, LABELS, VERIFICATION, CARD)}
-    write_text(folder / MANIFEST, manifest.model_copy(update={"sha256": hashes}).model_dump_json(indent=2) + "\n")
 
 
-def _origin(setup: Setup, summary: dict[str, Any]) -> str:
-    """Where trunk and tail started from."""
-    if "weights" in summary:
-        return "{format}, {file}, sha256 {sha256}".format(**summary["weights"])
-    return "self-supervised by rotation" if setup.config.rotations.epochs else "random"
+def _check_output(out: Path) -> None:
+    """A bundle may be written over, nothing else."""
+    if out.exists() and not (out / MANIFEST).is_file() and not (out.is_dir() and not any(out.iterdir())):
+        raise DataError(f"{out} is there already and is not a bundle", hint="choose another --out")
+    check_writable(out.absolute().parent)
 
 
-def _card(manifest: BundleManifest, summary: dict[str, Any]) -> str:
-    environment = Environment(loader=PackageLoader("ncd_export"), undefined=StrictUndefined, trim_blocks=True)
-    return environment.get_template("model_card.md.jinja").render(manifest=manifest, summary=summary)
-
-
-def _versions() -> dict[str, str]:
-    return {name: version(name) for name in _PACKAGES}
+@contextmanager
+def _told_if_it_cannot_be_written(out: Path) -> Iterator[None]:
+    try:
+        yield
+    except OSError as error:
+        raise DataError(
+            f"cannot write {error.filename or out}: {error.strerror or error}",
+            hint="nothing was changed; free some space, or choose another --out or --repository",
+        ) from error

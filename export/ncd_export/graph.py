@@ -50,7 +50,7 @@ class ExportGraph(nn.Module):
 
     def forward(self, image: Tensor) -> GraphOutput | JointOutput:
         """Images as they come from a file: channels last, values 0 to 255."""
-        embedding = self.tail(self.trunk(image.permute(0, 3, 1, 2))).embedding
+        embedding = self.tail(self.trunk.stages(self._normalised(image))).embedding
         probabilities = torch.softmax(self.cluster_head(embedding), dim=1)
         confidence, cluster_id = probabilities.max(dim=1)
         answer = GraphOutput(cluster_id, confidence, probabilities, embedding)
@@ -59,3 +59,10 @@ class ExportGraph(nn.Module):
         # An open world's clusters are the known classes and the novel ones, so they need no second head.
         class_id = cluster_id if self.class_head is None else self.class_head(embedding).argmax(dim=1)
         return JointOutput(*answer, class_id, class_id >= self.known)
+
+    def _normalised(self, image: Tensor) -> Tensor:
+        """What the trunk does with pixels, on whole rows: sums with three numbers at a time are slow channels last."""
+        width = image.shape[2]
+        mean, std = (moment.flatten().repeat(width) for moment in (self.trunk.mean, self.trunk.std))
+        rows = (image.flatten(2).float() - mean) / std
+        return rows.unflatten(2, (width, 3)).permute(0, 3, 1, 2)

@@ -1,107 +1,89 @@
-"""A model's folder in a Triton repository, generated from the ONNX file: config.pbtxt, labels.txt, 1/model.onnx."""
+"""A model's folder in a Triton repository: config.pbtxt, labels.txt, and a folder for each version."""
 
 from __future__ import annotations
 
 import os
 import shutil
-from dataclasses import dataclass
-from pathlib import Path
+from contextlib import contextmanager, suppress
+from typing import TYPE_CHECKING
 
-import onnx
-from onnx import TensorProto
-
+from ncd_export.triton_config import MARK, Device, render_config
 from ncd_serve.bundle import LABELS, MODEL, Bundle
-from ncd_serve.contract import FACT_PREFIX, PREPROCESS_FACT
-from ncd_serve.errors import DataError
-from ncd_serve.files import atomic_directory, write_text
-from ncd_serve.triton.jpeg import add_jpeg_model
+from ncd_serve.errors import DataError, UsageError
+from ncd_serve.files import atomic_directory, atomic_path
+from ncd_serve.triton.jpeg import add_jpeg_model, jpeg_model_name
+from ncd_serve.triton.repository import CONFIG, MODEL_NAME, VERSION
 
-MAX_BATCH = 64
-_QUEUE_DELAY_MICROSECONDS = 500
-_TYPES = {"UINT8": "TYPE_UINT8", "INT64": "TYPE_INT64", "FLOAT": "TYPE_FP32", "BOOL": "TYPE_BOOL"}
-_MARK = f"{FACT_PREFIX}bundle"
-
-
-@dataclass(frozen=True)
-class TensorSpec:
-    """A tensor of the graph as config.pbtxt declares it; `dims` leave out the batch."""
-
-    name: str
-    data_type: str
-    dims: tuple[int, ...]
-
-    def to_pbtxt(self, label_file: str | None = None) -> str:
-        """One entry. Triton has no empty dims: one value per image is declared as [1] and reshaped to nothing."""
-        dims = ", ".join(str(dim) for dim in self.dims or (1,))
-        reshape = "" if self.dims else " reshape { shape: [ ] }"
-        labels = f' label_filename: "{label_file}"' if label_file else ""
-        return f'  {{ name: "{self.name}" data_type: {self.data_type} dims: [ {dims} ]{reshape}{labels} }}'
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+    from pathlib import Path
 
 
-def add_to_repository(bundle: Bundle, repository: Path, *, name: str) -> Path:
-    """Add the bundle's model as the next version; returns the version's folder."""
+def add_to_repository(
+    bundle: Bundle,
+    repository: Path,
+    *,
+    name: str,
+    device: Device = "cpu",
+    replace: bool = False,
+    keep: int | None = None,
+) -> Path:
+    """Add the bundle's model as the next version, or in place of the newest; returns the version's folder.
+
+    `keep`: so many versions stay, older ones are removed. A server that looks while this runs sees either state.
+    """
+    check_place(repository, name)
     folder = repository / name
-    config = folder / "config.pbtxt"
-    if folder.exists() and not (config.is_file() and _MARK in config.read_text()):
-        raise DataError(f"{folder} was not made by ncd-serve", hint="choose another --model-name or repository")
-    versions = [int(entry.name) for entry in folder.glob("[0-9]*") if entry.name.isdigit()]
-    target = folder / str(max(versions, default=0) + 1)
-    add_jpeg_model(bundle, repository, name=name, version=int(target.name))
-    with atomic_directory(target) as fresh:
+    newest = max(_versions(folder), default=0)
+    target = folder / str(newest if replace and newest else newest + 1)
+    config = render_config(bundle, name=name, device=device)
+    with (
+        _no_empty_folders(folder, repository),
+        # All is on the disk before any of it appears: the version first, then the labels, then what names them.
+        atomic_path(folder / CONFIG) as new_config,
+        atomic_path(folder / LABELS) as new_labels,
+        atomic_directory(target) as fresh,
+    ):
         shutil.copyfile(bundle.model_path, fresh / MODEL)
-    # The version is complete before the configuration names its labels: a server that looks now sees either state.
-    shutil.copyfile(bundle.folder / LABELS, folder / LABELS)
-    write_text(config, render_config(bundle, name=name))
+        shutil.copyfile(bundle.folder / LABELS, new_labels)
+        new_config.write_text(config, encoding="utf-8")
+        add_jpeg_model(bundle, repository, name=name, version=int(target.name))
+    if keep is not None:
+        for entry in (folder, repository / jpeg_model_name(name)):
+            for version in _versions(entry)[:-keep]:
+                shutil.rmtree(entry / str(version))
     return target
 
 
-def render_config(bundle: Bundle, *, name: str, cores: int | None = None) -> str:
-    """config.pbtxt for a CPU: one instance that uses every core, dynamic batching, warmed up."""
-    graph = onnx.load(bundle.model_path, load_external_data=False).graph
-    (image,) = _tensors(graph.input)
-    outputs = _tensors(graph.output)
-    facts = {
-        "intra_op_thread_count": str(cores or os.cpu_count() or 1),
-        PREPROCESS_FACT: bundle.manifest.preprocess.model_dump_json(),
-        _MARK: bundle.manifest.bundle_id,
-    }
-    entries = [tensor.to_pbtxt(LABELS if tensor.name == "probabilities" else None) for tensor in outputs]
-    return "\n".join(
-        [
-            f'name: "{name}"',
-            'backend: "onnxruntime"',
-            f"max_batch_size: {MAX_BATCH}",
-            f"input [\n{image.to_pbtxt()}\n]",
-            "output [\n" + ",\n".join(entries) + "\n]",
-            f"dynamic_batching {{ max_queue_delay_microseconds: {_QUEUE_DELAY_MICROSECONDS} }}",
-            "instance_group [ { kind: KIND_CPU count: 1 } ]",
-            "version_policy { latest { num_versions: 1 } }",
-            _warm_up(image),
-            *(
-                f'parameters {{ key: "{key}" value {{ string_value: "{_escaped(value)}" }} }}'
-                for key, value in facts.items()
-            ),
-            "",
-        ]
-    )
+def check_place(repository: Path, name: str) -> None:
+    """Raise when a model of that name cannot be written there: a bad name, somebody else's model, no right to."""
+    if not MODEL_NAME.fullmatch(name):
+        raise UsageError(f"'{name}' cannot be a model name", hint="use letters, digits, and _ . -")
+    config = repository / name / CONFIG
+    if config.parent.exists() and not (config.is_file() and MARK in config.read_text()):
+        raise DataError(f"{config.parent} was not made by ncd-serve", hint="choose another --model-name or repository")
+    check_writable(config.parent)
 
 
-def _warm_up(image: TensorSpec) -> str:
-    dims = ", ".join(str(dim) for dim in image.dims)
-    tensor = f'key: "{image.name}" value {{ data_type: {image.data_type} dims: [ {dims} ] zero_data: true }}'
-    return f'model_warmup [ {{ name: "one image" batch_size: 1 inputs {{ {tensor} }} }} ]'
+def check_writable(folder: Path) -> None:
+    """Raise DataError when a folder, which need not exist yet, cannot be written to."""
+    nearest = next(path for path in (folder.absolute(), *folder.absolute().parents) if path.exists())
+    if not (nearest.is_dir() and os.access(nearest, os.W_OK | os.X_OK)):
+        raise DataError(f"cannot write to {nearest}", hint="change its permissions, or choose another folder")
 
 
-def _tensors(values: list[onnx.ValueInfoProto]) -> list[TensorSpec]:
-    return [
-        TensorSpec(
-            value.name,
-            _TYPES[TensorProto.DataType.Name(value.type.tensor_type.elem_type)],
-            tuple(dim.dim_value for dim in value.type.tensor_type.shape.dim[1:]),
-        )
-        for value in values
-    ]
+def _versions(folder: Path) -> list[int]:
+    """Oldest first."""
+    return sorted(int(entry.name) for entry in folder.glob("*") if VERSION.fullmatch(entry.name))
 
 
-def _escaped(text: str) -> str:
-    return text.replace("\\", "\\\\").replace('"', '\\"')
+@contextmanager
+def _no_empty_folders(*folders: Path) -> Iterator[None]:
+    """Remove folders that a failure left empty: Triton would take them for models."""
+    try:
+        yield
+    except BaseException:
+        for folder in folders:
+            with suppress(OSError):
+                folder.rmdir()
+        raise

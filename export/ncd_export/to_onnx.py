@@ -13,7 +13,7 @@ import torch
 
 from ncd_export.graph import ExportGraph
 
-OPSET = 20
+OPSET = 20  # what torch translates to without a conversion, and ONNX Runtime reads since 1.17
 
 
 def write_onnx(graph: ExportGraph, target: Path, *, resolution: int, metadata: dict[str, str]) -> None:

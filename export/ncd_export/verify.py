@@ -1,26 +1,30 @@
-"""Proof that the exported file answers like the trained model: torch against ONNX Runtime on real images."""
+"""Proof that an exported file answers like the trained model: torch against ONNX Runtime, fp32 against fewer bits."""
 
 from __future__ import annotations
 
 from dataclasses import asdict, dataclass
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
+from ncd_training import progress
 from numpy.typing import NDArray
 
-from ncd_export.graph import ExportGraph
 from ncd_serve.errors import ExportMismatchError
-from ncd_serve.preprocess import PreprocessSpec, load_array
 from ncd_serve.runners import open_session
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from pathlib import Path
+
+    from ncd_export.graph import ExportGraph
+    from ncd_export.reduced import Precision
 
 TOLERANCE = 1e-4
 BATCH_SIZES = (1, 2, 7)
-MAX_IMAGES = 256
+_BATCHES = 4  # of each size below the largest
+_FLOATS = ("confidence", "probabilities", "embedding")
+Images = NDArray[np.uint8]
+Answers = dict[str, NDArray[Any]]
 
 
 @dataclass(frozen=True)
@@ -43,29 +47,31 @@ class Verification:
         return {**asdict(self), "passed": self.passed}
 
 
+@dataclass(frozen=True)
+class Agreement:
+    """The same between the fp32 model and one of fewer bits, on images that the latter was not calibrated on."""
+
+    precision: Precision
+    images: int
+    calibrated_on: int
+    max_difference: dict[str, float]
+    equal_ids: float
+    required: float
+
+
 def verify(
-    graph: ExportGraph, model: Path, paths: Sequence[Path], spec: PreprocessSpec, *, max_batch: int
+    graph: ExportGraph, model: Path, images: Images, *, max_batch: int, track: progress.Track = progress.silent
 ) -> Verification:
-    """Compare both on image files, in batches of 1, 2, 7 and `max_batch`; raises ExportMismatchError."""
-    images = np.stack([load_array(path, spec) for path in _spread(paths)])
-    expected = _torch_outputs(graph, images)
-    session = open_session(model)
-    differences = dict.fromkeys(("confidence", "probabilities", "embedding"), 0.0)
-    ids = [name for name in graph.output_names if name not in differences]
-    equal = 1.0
-    batch_sizes = (*BATCH_SIZES, max_batch)
-    for size in batch_sizes:
-        parts = [
-            session.run(list(graph.output_names), {"image": images[start : start + size]})
-            for start in range(0, len(images), size)
-        ]
-        answer = dict(
-            zip(graph.output_names, (np.concatenate(arrays) for arrays in zip(*parts, strict=True)), strict=True)
-        )
-        equal = min(equal, *(float((answer[name] == expected[name]).mean()) for name in ids))
-        for name in differences:
-            differences[name] = max(differences[name], _difference(answer[name], expected[name]))
-    result = Verification(len(images), batch_sizes, differences, equal)
+    """Compare both on images, in batches of 1, 2, 7 and `max_batch`; raises ExportMismatchError."""
+    expected = _torch_answers(graph, images, track)
+    differences, equal = dict.fromkeys(_FLOATS, 0.0), 1.0
+    sizes = (*BATCH_SIZES, max_batch)
+    for size in sizes:
+        some = images if size == max_batch else images[: size * _BATCHES]
+        answers = _onnx_answers(model, graph.output_names, some, batch=size, track=track)
+        found, same = _compare(answers, {name: array[: len(some)] for name, array in expected.items()})
+        differences, equal = {name: max(differences[name], found[name]) for name in found}, min(equal, same)
+    result = Verification(len(images), sizes, differences, equal)
     if not result.passed:
         raise ExportMismatchError(
             f"the exported model differs from the trained one: {equal:.1%} equal ids, largest difference "
@@ -75,18 +81,55 @@ def verify(
     return result
 
 
+def compare_precisions(
+    fp32: Path,
+    reduced: Path,
+    names: tuple[str, ...],
+    images: Images,
+    *,
+    precision: Precision,
+    calibrated_on: int,
+    required: float,
+    max_batch: int,
+    track: progress.Track = progress.silent,
+) -> Agreement:
+    """Compare a model of fewer bits with the fp32 one; raises ExportMismatchError when too few ids are equal."""
+    expected, answers = (_onnx_answers(model, names, images, batch=max_batch, track=track) for model in (fp32, reduced))
+    differences, equal = _compare(answers, expected)
+    if equal < required:
+        raise ExportMismatchError(
+            f"{precision} gives {equal:.1%} of {len(images)} images the cluster that fp32 gives them, "
+            f"and {required:.1%} are required",
+            hint="nothing was written; use --precision fp32, or accept it with a lower --min-agreement",
+        )
+    return Agreement(precision, len(images), calibrated_on, differences, equal, required)
+
+
 @torch.inference_mode()
-def _torch_outputs(graph: ExportGraph, images: NDArray[np.uint8]) -> dict[str, NDArray[Any]]:
-    outputs = [graph(torch.from_numpy(images[start : start + 64])) for start in range(0, len(images), 64)]
+def _torch_answers(graph: ExportGraph, images: Images, track: progress.Track) -> Answers:
+    parts = _batches(images, 64)
+    outputs = [graph(torch.from_numpy(part)) for part in track(parts, "torch's answers", len(parts))]
     return {name: torch.cat([getattr(output, name) for output in outputs]).numpy() for name in graph.output_names}
+
+
+def _onnx_answers(model: Path, names: tuple[str, ...], images: Images, *, batch: int, track: progress.Track) -> Answers:
+    session = open_session(model)
+    parts = _batches(images, batch)
+    description = f"ONNX Runtime's answers, {batch} at a time"
+    outputs = [session.run(list(names), {"image": part}) for part in track(parts, description, len(parts))]
+    return {name: np.concatenate(arrays) for name, arrays in zip(names, zip(*outputs, strict=True), strict=True)}
+
+
+def _batches(images: Images, size: int) -> list[Images]:
+    return [images[start : start + size] for start in range(0, len(images), size)]
+
+
+def _compare(answers: Answers, expected: Answers) -> tuple[dict[str, float], float]:
+    """Largest difference of every output that is measured, and the least share that is equal of those counted."""
+    equal = min(float((answers[name] == expected[name]).mean()) for name in expected if name not in _FLOATS)
+    return {name: _difference(answers[name], expected[name]) for name in _FLOATS}, equal
 
 
 def _difference(answer: NDArray[Any], expected: NDArray[Any]) -> float:
     """Largest difference, relative where values are larger than 1: embeddings have no fixed scale."""
     return float(np.abs(answer - expected).max() / max(1.0, np.abs(expected).max()))
-
-
-def _spread(paths: Sequence[Path]) -> list[Path]:
-    """At most MAX_IMAGES of them, evenly spread, so that every cluster has a chance."""
-    step = max(1, -(-len(paths) // MAX_IMAGES))
-    return list(paths[::step])

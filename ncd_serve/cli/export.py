@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from enum import Enum
 from pathlib import Path
 from typing import Annotated
 
@@ -13,22 +14,64 @@ from ncd_serve.cli.options import ModelName
 from ncd_serve.cli.train import open_run
 
 
+class Precision(str, Enum):
+    """Bits of weights and activations."""
+
+    FP32 = "fp32"
+    FP16 = "fp16"
+    INT8 = "int8"
+
+
+class ServedOn(str, Enum):
+    """What the model's config.pbtxt is written for."""
+
+    CPU = "cpu"
+    CUDA = "cuda"
+    TENSORRT = "tensorrt"
+
+
 def export(
     run: Annotated[Path, typer.Argument(help="A run directory.")],
     output: Annotated[Path | None, typer.Option("--out", help="The bundle's folder; default RUN/bundle.")] = None,
     repository: Annotated[Path, typer.Option(help="Triton model repository to add it to.")] = Path("model_repository"),
     model_name: ModelName = "ncd_global",
+    checkpoint: Annotated[
+        Path | None, typer.Option(help="A checkpoint of the run, e.g. one kept aside; default: its newest.")
+    ] = None,
+    precision: Annotated[
+        Precision, typer.Option(help="fp16 is for GPUs, int8 for CPUs; both are compared with fp32.")
+    ] = Precision.FP32,
+    min_agreement: Annotated[
+        float, typer.Option(min=0.0, max=1.0, help="Share of images that fp16 or int8 must leave in their cluster.")
+    ] = 0.98,
+    device: Annotated[
+        ServedOn, typer.Option(help="What it will be served on; cuda and tensorrt need NVIDIA's Triton container.")
+    ] = ServedOn.CPU,
+    replace: Annotated[bool, typer.Option("--replace", help="Take the newest version's place, add none.")] = False,
+    keep: Annotated[int | None, typer.Option(min=1, help="Remove all versions but the newest N.")] = None,
 ) -> None:
     """Export a run to a verified ONNX bundle and add it to a Triton model repository."""
     run_dir, setup = open_run(run)
     exporter = extras.load("ncd_export.export", extra="train,export")
-    bundle, version, verification = exporter.export_run(
-        setup, run_dir, out=output or run / "bundle", repository=repository, name=model_name
+    options = exporter.ExportOptions(checkpoint, precision.value, min_agreement, device.value, replace, keep)
+    bundle, version, verification, agreement = exporter.export_run(
+        setup, run_dir, out=output or run / "bundle", repository=repository, name=model_name, options=options
     )
     out.print(
         f"verified on {verification.images} images, batches of {', '.join(map(str, verification.batch_sizes))}: "
         f"{verification.equal_ids:.1%} equal cluster ids, "
-        f"largest difference {max(verification.max_difference.values()):.1e}\n"
+        f"largest difference {max(verification.max_difference.values()):.1e}",
+        highlight=False,
+        soft_wrap=True,
+    )
+    if agreement:
+        out.print(
+            f"{agreement.precision}: {agreement.equal_ids:.1%} of {agreement.images} images keep the cluster of fp32"
+            + (f"; calibrated on {agreement.calibrated_on} others" if agreement.calibrated_on else ""),
+            highlight=False,
+            soft_wrap=True,
+        )
+    out.print(
         f"bundle: [bold]{bundle.folder}[/bold]\nmodel:  [bold]{version}[/bold]\n"
         f"next: ncd-serve serve --repository {repository}",
         highlight=False,

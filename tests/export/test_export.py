@@ -1,9 +1,12 @@
-"""What is exported, that it answers like torch, and that nothing is lost when it does not."""
+"""What an export writes, in which precision, and that nothing is lost when it fails."""
 
 from __future__ import annotations
 
 import json
+import resource
 import shutil
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -12,129 +15,234 @@ import onnx
 import pytest
 import torch
 from ncd_export import export as exporter
+from ncd_export.export import ExportOptions, export_run
 from ncd_export.graph import ExportGraph
-from ncd_export.repository import add_to_repository, render_config
+from ncd_export.reduced import to_int8
+from ncd_export.repository import add_to_repository
 from ncd_export.to_onnx import write_onnx
-from ncd_export.verify import verify
-from ncd_training.config import ModelConfig
-from ncd_training.dual_branch import DualBranchModel
 from ncd_training.run_dir import RunDir
-from ncd_training.setup import prepare
-from ncd_training.trunk import TRUNKS, build_trunk
+from ncd_training.setup import Setup, prepare
 from rich.console import Console
+from tritonclient import grpc
 
 from ncd_serve.bundle import Bundle
-from ncd_serve.errors import DataError, ExportMismatchError
-from ncd_serve.preprocess import PreprocessSpec, load_array
+from ncd_serve.errors import DataError, ExportMismatchError, NcdError, UsageError
+from ncd_serve.preprocess import load_array
 from ncd_serve.runners import open_session
+from ncd_serve.triton import TritonServer, find_triton
 
 QUIET = Console(quiet=True)
-CHECKED_IN = Path(__file__).parents[2] / "model_repository" / "ncd_global"
-OUTPUTS = ["cluster_id", "confidence", "probabilities", "embedding"]
 
 
-@pytest.mark.parametrize("name", TRUNKS)
-def test_every_trunk_exports_and_answers_like_torch(name: str, glyphs: Path, tmp_path: Path) -> None:
-    resolution = 64 if name in {"resnet18", "resnet50", "efficientnet_lite0", "vit_small"} else 32
-    torch.manual_seed(0)
-    parts = build_trunk(name, resolution=resolution)
-    model = DualBranchModel(parts, known=5, novel=7).eval()
-    graph = ExportGraph(model)
-    write_onnx(graph, tmp_path / "model.onnx", resolution=resolution, metadata={"origin": "test"})
-    spec = PreprocessSpec(resolution=resolution, resize=resolution)
-    images = np.stack([load_array(path, spec) for path in sorted((glyphs / "test").rglob("*.png"))[:9]])
-    session = open_session(tmp_path / "model.onnx")
-    for batch in (images[:1], images):
-        answer = dict(zip(OUTPUTS, session.run(OUTPUTS, {"image": batch}), strict=True))
-        with torch.inference_mode():
-            expected = graph(torch.from_numpy(batch))
-        assert np.array_equal(answer["cluster_id"], expected.cluster_id)
-        np.testing.assert_allclose(answer["probabilities"], expected.probabilities, atol=1e-4)
-        np.testing.assert_allclose(answer["embedding"], expected.embedding, rtol=1e-4, atol=1e-4)
-    assert stored_bytes(tmp_path / "model.onnx") <= 1.02 * sum(p.numel() * 4 for p in graph.parameters())
+@pytest.fixture(scope="module")
+def setup(tiny_run: Path) -> Setup:
+    return prepare(RunDir.open(tiny_run).config(), QUIET)
 
 
-@pytest.mark.parametrize("heads", ["joint", "open_world"])
-def test_a_head_over_known_and_novel_classes_is_served_too(heads: Any, glyphs: Path, tmp_path: Path) -> None:
-    torch.manual_seed(0)
-    parts = build_trunk("small_resnet", resolution=32)
-    model = DualBranchModel(parts, known=5, novel=7, model=ModelConfig(heads=heads)).eval()
-    graph = ExportGraph(model)
-    write_onnx(graph, tmp_path / "model.onnx", resolution=32, metadata={"origin": "test"})
-    paths = sorted((glyphs / "test").rglob("*.png"))[:9]
-    assert verify(graph, tmp_path / "model.onnx", paths, PreprocessSpec(resolution=32, resize=32), max_batch=8).passed
-    images = np.stack([load_array(path, PreprocessSpec(resolution=32, resize=32)) for path in paths])
-    names = ["class_id", "is_novel", "cluster_id", "probabilities"]
-    class_id, is_novel, cluster_id, probabilities = open_session(tmp_path / "model.onnx").run(names, {"image": images})
-    assert class_id.dtype == np.int64 and is_novel.dtype == np.bool_
-    np.testing.assert_array_equal(is_novel, class_id >= 5)
-    assert probabilities.shape == (9, 12 if heads == "open_world" else 7)
-    if heads == "open_world":
-        np.testing.assert_array_equal(class_id, cluster_id)
+@pytest.fixture
+def place(bundle: Path, tmp_path: Path) -> dict[str, Any]:
+    """Where to export to: a bundle and a repository that hold an older export."""
+    folder = Path(shutil.copytree(bundle, tmp_path / "bundle"))
+    add_to_repository(Bundle.read(folder), tmp_path / "repository", name="m")
+    return {"out": folder, "repository": tmp_path / "repository", "name": "m"}
 
 
-def stored_bytes(path: Path) -> int:
-    return sum(int(np.prod(tensor.dims)) * 4 for tensor in onnx.load(path).graph.initializer)
+@contextmanager
+def unchanged(folder: Path) -> Iterator[None]:
+    def content() -> dict[Path, bytes]:
+        return {path: path.read_bytes() if path.is_file() else b"" for path in folder.rglob("*")}
 
-
-def test_only_the_served_part_is_in_the_file(bundle: Path) -> None:
-    model = onnx.load(bundle / "model.onnx")
-    names = " ".join(tensor.name for tensor in model.graph.initializer)
-    assert "cluster_head" in names
-    for stripped in ("known_head", "branches.1", "bank", "dictionar", "queue"):
-        assert stripped not in names
-    facts = {entry.key: entry.value for entry in model.metadata_props}
-    assert facts["bundle_id"] == Bundle.read(bundle).manifest.bundle_id
-    assert not [node for node in model.graph.node if node.op_type == "BatchNormalization"]
+    before = content()
+    yield
+    assert content() == before
 
 
 def test_the_bundle_says_what_was_compared(bundle: Path) -> None:
     verification = json.loads((bundle / "verification.json").read_text())
     assert verification["passed"] and verification["equal_ids"] == 1.0
     assert verification["batch_sizes"] == [1, 2, 7, 64]
+    assert max(verification["max_difference"].values()) <= 1e-4
+
+
+def test_the_model_says_where_it_comes_from(bundle: Path) -> None:
+    facts = {entry.key: entry.value for entry in onnx.load(bundle / "model.onnx").metadata_props}
+    manifest = Bundle.read(bundle).manifest
+    assert facts["bundle_id"] == manifest.bundle_id and facts["torch"] == torch.__version__
+    assert (facts["dataset"], facts["method"], facts["precision"]) == ("glyphs", "dual", "fp32")
+
+
+def test_the_card_is_complete(bundle: Path) -> None:
     card = (bundle / "MODEL_CARD.md").read_text()
-    assert "unlabelled-train" in card and "k-means on supervised features" in card
-    assert "- initial weights: self-supervised by rotation" in card
+    for line in (
+        "- initial weights: self-supervised by rotation",
+        "| labelled-train | 84 | trained on, 21 known classes |",
+        "| novel-test | 10 | held out, novel classes |",
+        "| k-means on supervised features | unlabelled-train | 20 |",
+        "| this model | novel-test | 10 |",
+        "## Intended use",
+        "- The number of clusters is fixed before training.",
+        "- Data: drawn by ncd-serve (Apache-2.0)",
+        "- Weights: learned from the data above alone",
+    ):
+        assert line in card, line
 
 
 def test_a_mismatch_leaves_the_old_bundle_and_repository(
-    tiny_run: Path, bundle: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    setup: Setup, tiny_run: Path, place: dict[str, Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    old = Path(shutil.copytree(bundle, tmp_path / "bundle"))
-    before = {path.name: path.read_bytes() for path in old.iterdir()}
-
     def spoiled(graph: ExportGraph, *arguments: Any, **keywords: Any) -> None:
         write_onnx(graph, *arguments, **keywords)
         with torch.no_grad():  # the file holds other weights than the model that it is compared with
             graph.cluster_head.weight.mul_(-1)
 
     monkeypatch.setattr(exporter, "write_onnx", spoiled)
-    run = RunDir.open(tiny_run)
-    setup = prepare(run.config(), QUIET)
-    with pytest.raises(ExportMismatchError, match="differs from the trained one"):
-        exporter.export_run(setup, run, out=old, repository=tmp_path / "repository", name="m")
-    assert {path.name: path.read_bytes() for path in old.iterdir()} == before
-    assert sorted(path.name for path in tmp_path.iterdir()) == ["bundle"]
+    with unchanged(tmp_path), pytest.raises(ExportMismatchError, match="differs from the trained one"):
+        export_run(setup, RunDir(tiny_run), **place)
 
 
-def test_exporting_again_adds_a_version(bundle: Path, tmp_path: Path) -> None:
-    loaded = Bundle.read(bundle)
-    folders = [add_to_repository(loaded, tmp_path, name="birds") for _ in range(2)]
-    assert [folder.name for folder in folders] == ["1", "2"]
-    assert sorted(path.name for path in (tmp_path / "birds").iterdir()) == ["1", "2", "config.pbtxt", "labels.txt"]
+def test_a_disk_that_fills_up_leaves_the_old_bundle_and_repository(
+    setup: Setup, tiny_run: Path, place: dict[str, Any], tmp_path: Path
+) -> None:
+    old = resource.getrlimit(resource.RLIMIT_FSIZE)
+    with unchanged(tmp_path), pytest.raises(DataError, match="cannot write") as failure:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (100_000, old[1]))  # no file may grow larger: the model would
+        try:
+            export_run(setup, RunDir(tiny_run), **place)
+        finally:
+            resource.setrlimit(resource.RLIMIT_FSIZE, old)
+    assert "nothing was changed" in str(failure.value.hint)
 
 
-def test_a_model_of_somebody_else_is_left_alone(bundle: Path, tmp_path: Path) -> None:
-    (tmp_path / "birds").mkdir()
-    (tmp_path / "birds" / "config.pbtxt").write_text('backend: "python"')
-    with pytest.raises(DataError, match="was not made by ncd-serve"):
-        add_to_repository(Bundle.read(bundle), tmp_path, name="birds")
-    assert (tmp_path / "birds" / "config.pbtxt").read_text() == 'backend: "python"'
+def test_a_repository_that_fills_up_keeps_its_versions(place: dict[str, Any], tmp_path: Path) -> None:
+    loaded, old = Bundle.read(place["out"]), resource.getrlimit(resource.RLIMIT_FSIZE)
+    with unchanged(tmp_path):
+        resource.setrlimit(resource.RLIMIT_FSIZE, (100_000, old[1]))
+        try:
+            for name, replace in (("m", True), ("m", False), ("new", False)):
+                with pytest.raises(OSError, match="File too large"):
+                    add_to_repository(loaded, place["repository"], name=name, replace=replace, keep=1)
+        finally:
+            resource.setrlimit(resource.RLIMIT_FSIZE, old)
 
 
-def test_the_checked_in_configuration_is_the_generated_one(bundle: Path) -> None:
-    """model_repository/ in git shows what an export of the embedded model writes, but for its id."""
-    loaded = Bundle.read(bundle)
-    config = render_config(loaded, name="ncd_global", cores=2).replace(loaded.manifest.bundle_id, "BUNDLE_ID")
-    assert (CHECKED_IN / "config.pbtxt").read_text() == config
-    assert (CHECKED_IN / "labels.txt").read_text() == (bundle / "labels.txt").read_text()
+def test_a_folder_of_the_user_is_never_written_over(
+    setup: Setup, tiny_run: Path, place: dict[str, Any], tmp_path: Path
+) -> None:
+    (tmp_path / "photos").mkdir()
+    (tmp_path / "photos" / "holiday.jpg").touch()
+    with unchanged(tmp_path), pytest.raises(DataError, match="is not a bundle"):
+        export_run(setup, RunDir(tiny_run), **{**place, "out": tmp_path / "photos"})
+
+
+def test_runs_without_a_usable_checkpoint(setup: Setup, tiny_run: Path, place: dict[str, Any], tmp_path: Path) -> None:
+    stranger = tmp_path / "stranger.safetensors"
+    with safetensors_without_epoch(stranger), unchanged(tmp_path):
+        for checkpoint, reason in ((tmp_path / "none", "no checkpoint"), (stranger, "not a checkpoint of a run")):
+            with pytest.raises(DataError, match=reason):
+                export_run(setup, RunDir(tiny_run), **place, options=ExportOptions(checkpoint=checkpoint))
+        stranger_run = RunDir(tmp_path / "empty")
+        with pytest.raises(DataError, match="no checkpoint"):
+            export_run(setup, stranger_run, **place)
+    stranger.write_bytes(RunDir(tiny_run).checkpoint.read_bytes()[:1000])
+    with unchanged(tmp_path), pytest.raises(DataError, match="damaged"):
+        export_run(setup, RunDir(tiny_run), **place, options=ExportOptions(checkpoint=stranger))
+
+
+@contextmanager
+def safetensors_without_epoch(path: Path) -> Iterator[None]:
+    from safetensors.torch import save_file
+
+    save_file({"weight": torch.zeros(1)}, path)
+    yield
+
+
+def test_the_state_of_an_interrupted_run_is_exported_without_scores(
+    setup: Setup, tiny_run: Path, place: dict[str, Any]
+) -> None:
+    run = RunDir(tiny_run)
+    exported = export_run(setup, run, **place, options=ExportOptions(checkpoint=run.initial))
+    training = exported.bundle.manifest.training
+    assert (training["epochs"], training["planned_epochs"]) == (0, 2)
+    assert "this model" not in (exported.bundle.folder / "MODEL_CARD.md").read_text()
+    assert exported.version_folder.name == "2"
+
+
+@pytest.fixture(scope="module")
+def reduced(setup: Setup, tiny_run: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[str, Bundle]:
+    """The run in fp16 and in int8, side by side in one repository."""
+    folder, bundles = tmp_path_factory.mktemp("reduced"), {}
+    for precision in ("fp16", "int8"):
+        options = ExportOptions(precision=precision, min_agreement=0.9)
+        where = {"out": folder / precision, "repository": folder / "repository", "name": precision}
+        bundles[precision] = export_run(setup, RunDir(tiny_run), **where, options=options).bundle
+    return bundles
+
+
+@pytest.mark.parametrize("precision", ["fp16", "int8"])
+def test_fewer_bits_keep_the_contract(precision: str, reduced: dict[str, Bundle], bundle: Path) -> None:
+    small, fp32 = (onnx.load(path / "model.onnx") for path in (reduced[precision].folder, bundle))
+    assert list(small.graph.input) == list(fp32.graph.input)
+    assert list(small.graph.output) == list(fp32.graph.output)
+    assert {entry.key for entry in small.metadata_props} == {entry.key for entry in fp32.metadata_props}
+    sizes = [path.stat().st_size for path in (reduced[precision].model_path, bundle / "model.onnx")]
+    assert sizes[0] < sizes[1] * (0.55 if precision == "fp16" else 0.32)
+    assert reduced[precision].manifest.precision == precision
+    (head,) = (tensor for tensor in small.graph.initializer if tensor.name == "cluster_head.weight")
+    assert head.data_type == onnx.TensorProto.FLOAT, "what follows the embedding stays fp32"
+    agreement = json.loads((reduced[precision].folder / "verification.json").read_text())["agreement"]
+    assert agreement["equal_ids"] >= 0.9
+    assert (agreement["images"], agreement["calibrated_on"]) == (20, 84 if precision == "int8" else 0)
+
+
+def test_int8_is_quantised_by_channel_with_weights_that_cannot_overflow(reduced: dict[str, Bundle]) -> None:
+    graph = onnx.load(reduced["int8"].model_path).graph
+    stored = {tensor.name: onnx.numpy_helper.to_array(tensor) for tensor in graph.initializer}
+    kernels = [array for array in stored.values() if array.dtype == np.int8 and array.ndim == 4]
+    assert len(kernels) == len([node for node in graph.node if node.op_type == "Conv"])
+    assert max(int(np.abs(kernel.astype(int)).max()) for kernel in kernels) <= 64
+    scales = {node.input[0]: node.input[1] for node in graph.node if node.op_type == "DequantizeLinear"}
+    assert all(stored[scales[name]].shape == (array.shape[0],) for name, array in stored.items() if array is kernels[0])
+
+
+def test_images_that_are_compared_did_not_calibrate(
+    setup: Setup, tiny_run: Path, place: dict[str, Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    seen: list[np.ndarray] = []
+
+    def black(source: Path, target: Path, batches: Any) -> None:
+        seen.extend(batches)
+        to_int8(source, target, [np.zeros_like(batch) for batch in seen])
+
+    monkeypatch.setattr(exporter, "to_int8", black)  # ranges of black images fit no others, so that int8 fails
+    with unchanged(tmp_path), pytest.raises(ExportMismatchError, match=r"int8 gives \d+\.\d% of 20 images"):
+        export_run(setup, RunDir(tiny_run), **place, options=ExportOptions(precision="int8"))
+    calibrated = {image.tobytes() for image in np.concatenate(seen)}
+    spec = setup.config.data.preprocess
+    assert len(calibrated) == 84
+    assert not calibrated & {load_array(path, spec).tobytes() for path in setup.manifest.unlabelled}
+
+
+def test_int8_is_for_cpus(setup: Setup, tiny_run: Path, place: dict[str, Any], tmp_path: Path) -> None:
+    with unchanged(tmp_path), pytest.raises(UsageError, match="int8 is quantised for CPUs"):
+        export_run(setup, RunDir(tiny_run), **place, options=ExportOptions(precision="int8", device="tensorrt"))
+
+
+@pytest.mark.triton
+def test_strict_triton_serves_all_precisions_bit_for_bit(reduced: dict[str, Bundle], setup: Setup) -> None:
+    try:
+        find_triton()
+    except NcdError as error:
+        pytest.skip(f"no Triton here: {error}")
+    spec = setup.config.data.preprocess
+    images = np.stack([load_array(path, spec) for path in setup.manifest.unlabelled])
+    repository = reduced["int8"].folder.parent / "repository"
+    with TritonServer(repository, extra_arguments=["--disable-auto-complete-config"]) as server:
+        server.wait_ready(120)
+        client = grpc.InferenceServerClient(server.grpc_url)
+        for name, bundle in reduced.items():
+            asked = grpc.InferInput("image", list(images.shape), "UINT8").set_data_from_numpy(images)
+            answer = client.infer(name, [asked])
+            outputs = ["cluster_id", "confidence", "probabilities", "embedding"]
+            session = open_session(bundle.model_path, threads=2)
+            for output, direct in zip(outputs, session.run(outputs, {"image": images}), strict=True):
+                np.testing.assert_array_equal(answer.as_numpy(output), direct)

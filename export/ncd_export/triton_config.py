@@ -1,0 +1,120 @@
+"""A model's config.pbtxt, generated from its ONNX file: complete, so that Triton has nothing to guess."""
+
+from __future__ import annotations
+
+import os
+from dataclasses import dataclass
+from typing import Literal
+
+import onnx
+from onnx import TensorProto
+
+from ncd_serve.bundle import LABELS, Bundle
+from ncd_serve.contract import FACT_PREFIX, PREPROCESS_FACT
+
+Device = Literal["cpu", "cuda", "tensorrt"]
+MAX_BATCH = 64
+MARK = f"{FACT_PREFIX}bundle"  # by which a folder in a repository is known to be ours
+# One image, a usual batch, the largest: what is warmed up, and TensorRT's shapes.
+_BATCHES = (1, 8, MAX_BATCH)
+_QUEUE_DELAY_MICROSECONDS = 500
+_ENGINE_CACHE = "/var/cache/ncd-serve"  # building an engine takes minutes, so this should outlive the container
+_TYPES = {"UINT8": "TYPE_UINT8", "INT64": "TYPE_INT64", "FLOAT": "TYPE_FP32", "BOOL": "TYPE_BOOL"}
+
+
+@dataclass(frozen=True)
+class TensorSpec:
+    """A tensor of the graph as config.pbtxt declares it; `dims` leave out the batch."""
+
+    name: str
+    data_type: str
+    dims: tuple[int, ...]
+
+    def to_pbtxt(self, label_file: str | None = None) -> str:
+        """One entry. Triton has no empty dims: one value per image is declared as [1] and reshaped to nothing."""
+        dims = ", ".join(str(dim) for dim in self.dims or (1,))
+        reshape = "" if self.dims else " reshape { shape: [ ] }"
+        labels = f' label_filename: "{label_file}"' if label_file else ""
+        return f'  {{ name: "{self.name}" data_type: {self.data_type} dims: [ {dims} ]{reshape}{labels} }}'
+
+    def shape(self, batch: int) -> str:
+        """`name:BxHxWxC`, as TensorRT's profiles are written."""
+        return f"{self.name}:{'x'.join(map(str, (batch, *self.dims)))}"
+
+
+def render_config(bundle: Bundle, *, name: str, device: Device = "cpu", cores: int | None = None) -> str:
+    """config.pbtxt: one instance that has the device to itself, dynamic batching, warmed up."""
+    graph = onnx.load(bundle.model_path, load_external_data=False).graph
+    (image,) = _tensors(graph.input)
+    entries = [tensor.to_pbtxt(LABELS if tensor.name == "probabilities" else None) for tensor in _tensors(graph.output)]
+    facts = {PREPROCESS_FACT: bundle.manifest.preprocess.model_dump_json(), MARK: bundle.manifest.bundle_id}
+    if device == "cpu":
+        facts = {"intra_op_thread_count": str(cores or os.cpu_count() or 1), **facts}
+    return "\n".join(
+        [
+            f'name: "{name}"',
+            'backend: "onnxruntime"',
+            f"max_batch_size: {MAX_BATCH}",
+            _listed("input", [image.to_pbtxt()]),
+            _listed("output", entries),
+            f"dynamic_batching {{ max_queue_delay_microseconds: {_QUEUE_DELAY_MICROSECONDS} }}",
+            f"instance_group [ {{ kind: {'KIND_CPU' if device == 'cpu' else 'KIND_GPU'} count: 1 }} ]",
+            "version_policy { latest { num_versions: 1 } }",
+            _listed("model_warmup", [_warm_up(image, batch) for batch in _BATCHES]),
+            *_accelerator(device, image, name=name, precision=bundle.manifest.precision),
+            *(
+                f'parameters {{ key: "{key}" value {{ string_value: {_quoted(text)} }} }}'
+                for key, text in facts.items()
+            ),
+            "",
+        ]
+    )
+
+
+def _accelerator(device: Device, image: TensorSpec, *, name: str, precision: str) -> list[str]:
+    """What NVIDIA's onnxruntime backend is told about the GPU; nodes that TensorRT cannot run fall back to CUDA."""
+    if device == "cpu":
+        return []
+    if device == "cuda":
+        settings = {"cudnn_conv_use_max_workspace": "1", "use_ep_level_unified_stream": "1"}
+    else:
+        least, usual, most = (image.shape(batch) for batch in _BATCHES)
+        settings = {
+            "precision_mode": precision.upper(),
+            "trt_engine_cache_enable": "1",
+            "trt_engine_cache_path": _ENGINE_CACHE,
+            "trt_engine_cache_prefix": name,
+            "trt_timing_cache_enable": "1",
+            "trt_timing_cache_path": _ENGINE_CACHE,
+            "trt_profile_min_shapes": least,
+            "trt_profile_opt_shapes": usual,
+            "trt_profile_max_shapes": most,
+        }
+    lines = [f'  parameters {{ key: "{key}" value: "{value}" }}' for key, value in settings.items()]
+    head = f'optimization {{ execution_accelerators {{ gpu_execution_accelerator [ {{ name: "{device}"'
+    return ["\n".join([head, *lines, "} ] } }"])]
+
+
+def _warm_up(image: TensorSpec, batch: int) -> str:
+    dims = ", ".join(str(dim) for dim in image.dims)
+    tensor = f'key: "{image.name}" value {{ data_type: {image.data_type} dims: [ {dims} ] zero_data: true }}'
+    return f'  {{ name: "batch of {batch}" batch_size: {batch} inputs {{ {tensor} }} }}'
+
+
+def _tensors(values: list[onnx.ValueInfoProto]) -> list[TensorSpec]:
+    return [
+        TensorSpec(
+            value.name,
+            _TYPES[TensorProto.DataType.Name(value.type.tensor_type.elem_type)],
+            tuple(dim.dim_value for dim in value.type.tensor_type.shape.dim[1:]),
+        )
+        for value in values
+    ]
+
+
+def _listed(field: str, entries: list[str]) -> str:
+    return f"{field} [\n" + ",\n".join(entries) + "\n]"
+
+
+def _quoted(text: str) -> str:
+    return '"' + text.replace("\\", "\\\\").replace('"', '\\"') + '"'
