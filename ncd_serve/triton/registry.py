@@ -38,7 +38,7 @@ class RunningServer(BaseModel):
 
     def is_alive(self) -> bool:
         """Whether the process is still there, and still the same."""
-        return _born(self.pid) == self.born
+        return birth_of(self.pid) == self.born
 
     def trouble(self) -> str | None:
         """Why it does not answer, or None when it does."""
@@ -71,7 +71,7 @@ def registered(server: TritonServer, *, repository: Path, log: Path | None) -> I
     path = _folder() / f"{os.getpid()}.json"
     record = RunningServer(
         pid=os.getpid(),
-        born=_born(os.getpid()) or 0,
+        born=birth_of(os.getpid()) or 0,
         since=time.time(),
         repository=repository.resolve(),
         grpc_url=server.grpc_url,
@@ -107,7 +107,8 @@ def default_log() -> Path:
     return _folder() / f"{time.strftime('%Y%m%d-%H%M%S')}-{os.getpid()}.log"
 
 
-def _born(pid: int) -> int | None:
+def birth_of(pid: int) -> int | None:
+    """When a process was started, in the kernel's clock; None when it has ended."""
     try:
         # The name, in brackets, may hold anything; the state is the first field behind it.
         state, *fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
