@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
-from rich.table import Table
+from rich.table import Column, Table
 
 from ncd_serve.cli.console import messages, out
 from ncd_serve.errors import NcdError, ServerError, UsageError
@@ -139,11 +139,12 @@ def status(as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] 
         ]
         out.print_json(json.dumps(facts))
     elif servers:
-        table = Table("id", "repository", "gRPC", "HTTP", "runs for", "state")
+        fixed = [Column(name, no_wrap=True) for name in ("id", "gRPC", "HTTP", "runs for")]
+        table = Table(*fixed, Column("state", overflow="fold"), Column("repository", overflow="fold"))
         for server, why in servers:
             state = f"[red]{why}" if why else "[green]answers"
             table.add_row(
-                str(server.pid), str(server.repository), server.grpc_url, server.http_url, _age(server), state
+                str(server.pid), server.grpc_url, server.http_url, _age(server), state, str(server.repository)
             )
         out.print(table)
     if not servers:

@@ -55,6 +55,7 @@ def test_the_wheel_holds_all_three_packages_and_their_data(wheel: Path) -> None:
     for name in (
         "ncd_serve/py.typed",
         "ncd_serve/triton/backend/model.py",
+        "ncd_serve/triton/jpeg/model.py",
         "ncd_training/recipes/glyphs.toml",
         "ncd_export/templates/model_card.md.jinja",
     ):

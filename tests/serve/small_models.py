@@ -20,7 +20,7 @@ from ncd_serve.bundle import MANIFEST, Bundle, BundleManifest
 from ncd_serve.errors import NcdError
 from ncd_serve.files import atomic_directory, write_text
 from ncd_serve.preprocess import PreprocessSpec
-from ncd_serve.triton import add_jpeg_model, find_triton
+from ncd_serve.triton import TritonServer, add_jpeg_model, find_triton
 
 try:
     SOURCE, WHY_NOT = str(find_triton().source), ""
@@ -156,3 +156,11 @@ def group_is_gone(group: int) -> bool:
     except ProcessLookupError:
         return True
     return False
+
+
+def stubs(server: TritonServer, model: str) -> list[int]:
+    """The processes that serve a model."""
+    children = [
+        int(word) for file in Path(f"/proc/{server.pid}/task").glob("*/children") for word in file.read_text().split()
+    ]
+    return [pid for pid in children if f"/{model}/" in Path(f"/proc/{pid}/cmdline").read_text()]

@@ -27,6 +27,7 @@ from tests.serve.small_models import (
     needs_wheel,
     random_images,
     regions,
+    stubs,
     tensor,
 )
 
@@ -37,13 +38,6 @@ NO_DELAY = CONFIG.replace("preferred_batch_size: [ 8 ] max_queue_delay_microseco
 
 class DoneError(Exception):
     """A test has seen enough."""
-
-
-def stubs(server: TritonServer, model: str) -> list[int]:
-    children = [
-        int(word) for file in Path(f"/proc/{server.pid}/task").glob("*/children") for word in file.read_text().split()
-    ]
-    return [pid for pid in children if f"/{model}/" in Path(f"/proc/{pid}/cmdline").read_text()]
 
 
 def answers(server: TritonServer) -> bool:

@@ -26,6 +26,7 @@ from tests.serve.small_models import (
     LABELS,
     READY_SECONDS,
     SHAPES,
+    Array,
     Direct,
     directly,
     group_is_gone,
@@ -35,6 +36,7 @@ from tests.serve.small_models import (
     needs_wheel,
     random_images,
     regions,
+    stubs,
     tensor,
     wait_until,
 )
@@ -135,6 +137,57 @@ def test_a_model_without_config_is_served_and_tells_its_errors(client: grpc.Infe
     with pytest.raises(InferenceServerException, match="out of data bounds"):
         client.infer("lookup", [tensor("row", np.array([[7]]))])
     assert client.infer("lookup", [tensor("row", np.array([[1]]))]).as_numpy("value").tolist() == [[2, 3]]
+
+
+def request(name: str, array: Array, datatype: str = "UINT8") -> list[grpc.InferInput]:
+    """An input that says what it is told to say, fitting or not."""
+    given = grpc.InferInput(name, array.shape, datatype)
+    given._raw_content = array.tobytes()
+    return [given]
+
+
+FOUR = random_images(4)
+FAULTS = {
+    "wrong type": ("birds", request("image", FOUR.astype(np.float32), "FP32"), {}, "INVALID_ARGUMENT", "data-type"),
+    "wrong shape": ("birds", request("image", FOUR[:, :3]), {}, "INVALID_ARGUMENT", "shape"),
+    "no batch": ("birds", request("image", FOUR[0]), {}, "INVALID_ARGUMENT", "batch-size|shape"),
+    "wrong name": ("birds", request("picture", FOUR), {}, "INVALID_ARGUMENT", "picture"),
+    "twice": ("birds", request("image", FOUR) + request("more", FOUR), {}, "INVALID_ARGUMENT", "expected 1 inputs"),
+    "nothing": ("birds", [], {}, "INVALID_ARGUMENT", "expected 1 inputs|missing"),
+    "empty batch": ("birds", request("image", FOUR[:0]), {}, "INVALID_ARGUMENT", "shape|batch|size"),
+    "batch too large": ("birds", request("image", random_images(9)), {}, "INVALID_ARGUMENT", "batch-size must be <= 8"),
+    "unknown output": ("birds", request("image", FOUR), {"outputs": ["names"]}, "INVALID_ARGUMENT", "names"),
+    "unknown model": ("owls", request("image", FOUR), {}, "NOT_FOUND", "owls"),
+    "unknown version": ("birds", request("image", FOUR), {"model_version": "7"}, "NOT_FOUND", "version 7"),
+}
+
+
+@needs_triton
+@pytest.mark.parametrize("fault", FAULTS)
+def test_a_wrong_request_is_told_why_and_harms_nobody(client: grpc.InferenceServerClient, fault: str) -> None:
+    model, inputs, options, status, reason = FAULTS[fault]
+    if "outputs" in options:
+        options = {"outputs": [grpc.InferRequestedOutput(name) for name in options["outputs"]]}
+    with pytest.raises(InferenceServerException, match=reason) as caught:
+        client.infer(model, inputs, **options)
+    assert caught.value.status() == f"StatusCode.{status}"
+    assert len(client.infer("birds", [tensor("image", FOUR)]).as_numpy("cluster_id")) == 4
+
+
+@needs_wheel
+def test_threads_instances_and_file_name_are_as_configured(tmp_path: Path) -> None:
+    make_classifier(tmp_path / "one")
+    more = CONFIG.replace("count: 1", "count: 2").replace('string_value: "1"', 'string_value: "4"')
+    make_classifier(tmp_path / "four", more + 'default_model_filename: "net.onnx"')
+    (tmp_path / "four" / "1" / "model.onnx").rename(tmp_path / "four" / "1" / "net.onnx")
+    with TritonServer(tmp_path) as server:
+        server.wait_ready(READY_SECONDS)
+        (one,), four = ([_threads(pid) for pid in stubs(server, name)] for name in ("one", "four"))
+        assert four == [one + 3, one + 3]
+
+
+def _threads(pid: int) -> int:
+    return len(list(Path(f"/proc/{pid}/task").iterdir()))
 
 
 @needs_triton
