@@ -18,6 +18,9 @@ Recipes = Annotated[
     typer.Option("--recipe", help="Settings on top of the dataset's own: paper, quick, plus, released, ..."),
 ]
 ConfigFile = Annotated[Path | None, typer.Option("--config", help="A TOML file with settings.")]
+MethodName = Annotated[
+    str | None, typer.Option("--method", help="dual (the paper's), rankstat, dtc, kcl, mcl, kmeans or orca.")
+]
 Settings = Annotated[list[str] | None, typer.Option("--set", help="One setting: section.key=value.")]
 
 app = typer.Typer(help="Look at the settings of a run, or copy a recipe to change it.", no_args_is_help=True)
@@ -40,13 +43,14 @@ def init(
 @app.command()
 def show(
     dataset: Annotated[str | None, typer.Option(help="A named dataset.")] = None,
+    method: MethodName = None,
     recipe: Recipes = None,
     config: ConfigFile = None,
     set_: Settings = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
 ) -> None:
     """Print the settings that `train` would use, and where each one came from."""
-    layers = config_layers(recipe, config, set_, {"data.dataset": dataset})
+    layers = config_layers(recipe, config, set_, {"data.dataset": dataset}, method)
     resolved = _resolving().merged(layers).model_dump(mode="json")
     origins = _resolving().origins(layers)
     if as_json:
@@ -60,20 +64,30 @@ def show(
 
 
 def config_layers(
-    recipes: list[str] | None, config: Path | None, settings: list[str] | None, flags: dict[str, Any]
+    recipes: list[str] | None,
+    config: Path | None,
+    settings: list[str] | None,
+    flags: dict[str, Any],
+    method: str | None = None,
 ) -> Any:
-    """Where settings come from, weakest first: the dataset's recipe, `--recipe`, `--config`, flags and `--set`."""
+    """Where settings come from, weakest first: recipes of dataset and method, then `--recipe` to `--set`."""
     resolving = _resolving()
     flags = {key: value for key, value in flags.items() if value is not None}
     own = resolving.recipe_for(flags["data.dataset"]) if "data.dataset" in flags else None
     return resolving.config_layers(
-        recipes=[*filter(None, [own]), *(recipes or [])],
+        recipes=[*filter(None, [own]), *(resolving.method_recipes(method) if method else []), *(recipes or [])],
         config_file=config,
         overrides={**flags, **dict(resolving.parse_override(text) for text in settings or [])},
     )
 
 
-def resolve(recipes: list[str] | None, config: Path | None, settings: list[str] | None, flags: dict[str, Any]) -> Any:
+def resolve(
+    recipes: list[str] | None,
+    config: Path | None,
+    settings: list[str] | None,
+    flags: dict[str, Any],
+    method: str | None = None,
+) -> Any:
     """The configuration that the options of a training command make."""
     folders = flags["data.labelled"] or flags["data.unlabelled"]
     if sum(place is not None for place in (flags["data.dataset"], folders, flags.get("data.manifest"))) > 1:
@@ -81,7 +95,7 @@ def resolve(recipes: list[str] | None, config: Path | None, settings: list[str] 
             "a named dataset, own folders and a CSV file cannot be mixed",
             hint="give one of them",
         )
-    return _resolving().merged(config_layers(recipes, config, settings, flags))
+    return _resolving().merged(config_layers(recipes, config, settings, flags, method))
 
 
 def _resolving() -> Any:

@@ -11,7 +11,7 @@ from typing import Annotated, Any
 import typer
 
 from ncd_serve.cli import extras
-from ncd_serve.cli.config import ConfigFile, Recipes, Settings, resolve
+from ncd_serve.cli.config import ConfigFile, MethodName, Recipes, Settings, resolve
 from ncd_serve.cli.console import messages, out
 from ncd_serve.errors import UsageError
 
@@ -30,6 +30,7 @@ def train(
     cache_views: Annotated[
         int | None, typer.Option(min=0, help="Compute the frozen trunk once for so many views of each image.")
     ] = None,
+    method: MethodName = None,
     recipe: Recipes = None,
     config: ConfigFile = None,
     set_: Settings = None,
@@ -39,7 +40,7 @@ def train(
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Check all, try two steps, say what it costs.")] = False,
     tensorboard: Annotated[bool, typer.Option("--tensorboard", help="Write figures for TensorBoard too.")] = False,
 ) -> None:
-    """Train the dual-branch model on labelled images of known classes and a pile of unlabelled ones."""
+    """Train on labelled images of known classes and a pile of unlabelled ones: the dual-branch model, or a baseline."""
     if resume is not None:
         if dry_run:
             raise UsageError("--dry-run is for a new run", hint="drop --resume")
@@ -60,7 +61,7 @@ def train(
             "optim.seed": seed,
             "report.tensorboard": tensorboard or None,
         }
-        settings = resolve(recipe, config, set_, flags)
+        settings = resolve(recipe, config, set_, flags, method)
         _check_tensorboard(settings)
         if settings.model.weights is not None:
             _load("run_dir").weights_path(settings.model.weights)

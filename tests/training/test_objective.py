@@ -143,10 +143,10 @@ def test_the_paper_s_consistency_is_each_head_on_its_own_images(views: Any, bran
     torch.testing.assert_close(term, 4.0 * 0.5 * expected)
 
 
-def wide(heads: Any, *, cosine: bool = False) -> tuple[Modules[Branch], Any]:
+def wide(heads: Any, form: Any = "linear") -> tuple[Modules[Branch], Any]:
     torch.manual_seed(0)
     tails = [ConvTail(torch.nn.Conv2d(6, DIM, 1), torch.nn.ReLU()) for _ in range(2)]
-    branches = Modules(Branch(tail, DIM, known=KNOWN, novel=NOVEL, heads=heads, cosine=cosine) for tail in tails)
+    branches = Modules(Branch(tail, DIM, known=KNOWN, novel=NOVEL, heads=heads, form=form) for tail in tails)
     maps = torch.rand(2, BATCH, 6, 3, 3)
     return branches, ([branch(maps[0]) for branch in branches], [branch(maps[1]) for branch in branches])
 
@@ -164,7 +164,7 @@ def test_the_joint_head_learns_the_clusters_as_classes_of_its_own() -> None:
 
 
 def test_an_open_world_has_one_head_and_counts_it_once() -> None:
-    branches, views = wide("open_world", cosine=True)
+    branches, views = wide("open_world", "cosine")
     terms = run(make(model={"heads": "open_world"}, balance_weight=1.0), views, branches)
     assert views[0][0].known_logits is views[0][0].cluster_logits
     assert views[0][0].cluster_logits.shape == (BATCH, KNOWN + NOVEL)

@@ -73,7 +73,7 @@ def test_a_new_head_measures_the_cosine_to_its_cluster_s_centre() -> None:
     space = Space(transform, moved.mean(0), F.normalize(moved - moved.mean(0), dim=1))
     targets = F.one_hot(torch.arange(40) % 4, 4).float()
     branch = Branch(ConvTail(), 6, known=3, novel=4)
-    _start_head(branch, space, embedding, targets)
+    _start_head(branch.linear_cluster_head, space, embedding, targets)
     centres = F.normalize(targets.T @ space.directions, dim=1)
     length = (moved - space.centre).norm(dim=1)
     expected = 10.0 * (space.directions @ centres.T) * (length / length.mean()).unsqueeze(1)

@@ -192,4 +192,4 @@ def test_own_folders_and_bad_files(glyphs: Path, tiny_settings: list[str], tmp_p
     assert "broken.png: not an image of a known format" in text
     assert "empty.jpg: the file is empty" in text
     assert ".hidden" not in text
-    assert run.read_summary() == {"baselines": {}, "scores": {}}
+    assert run.read_summary() == {"method": "dual", "baselines": {}, "scores": {}}

@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from ncd_serve.errors import DataError
 from ncd_serve.files import atomic_path
 from ncd_training.dual_branch import DualBranchModel
-from ncd_training.objective import Objective
+from ncd_training.method import Method
 from ncd_training.precision import Precision
 from ncd_training.ranks import Ranks
 
@@ -25,8 +25,8 @@ class TrainState:
     """What changes while training."""
 
     model: DualBranchModel
-    objective: Objective
-    optimizer: torch.optim.SGD
+    objective: Method
+    optimizer: torch.optim.Optimizer
     precision: Precision = field(default_factory=Precision)
     ranks: Ranks = field(default_factory=Ranks)
     epoch: int = 0  # epochs done
@@ -40,7 +40,7 @@ class TrainState:
 class State(Protocol):
     """What can be saved and restored: a training state, or a pretraining one."""
 
-    optimizer: torch.optim.SGD
+    optimizer: torch.optim.Optimizer
     precision: Precision
     epoch: int
 
@@ -54,7 +54,7 @@ def save_checkpoint(state: State, path: Path) -> None:
     for prefix, module in state.modules.items():
         tensors |= {f"{prefix}.{name}": tensor.contiguous() for name, tensor in module.state_dict().items()}
     for number, slot in state.optimizer.state_dict()["state"].items():
-        tensors[f"momentum.{number}"] = slot["momentum_buffer"].contiguous()
+        tensors |= {f"optimizer.{number}.{name}": value.contiguous() for name, value in slot.items()}
     tensors |= {f"scaler.{name}": torch.tensor(value) for name, value in state.precision.scaler.state_dict().items()}
     with atomic_path(path) as temporary:
         save_file(tensors, temporary, metadata={"epoch": str(state.epoch)})
@@ -75,7 +75,10 @@ def load_checkpoint(state: State, path: Path) -> None:
             f"{path} does not fit the run's configuration: {error}", hint="was config.toml edited?"
         ) from None
     saved = state.optimizer.state_dict()
-    saved["state"] = {int(number): {"momentum_buffer": tensor} for number, tensor in groups["momentum"].items()}
+    saved["state"] = defaultdict(dict)
+    for key, tensor in groups["optimizer"].items():
+        number, _, name = key.partition(".")
+        saved["state"][int(number)][name] = tensor
     state.optimizer.load_state_dict(saved)
     if groups["scaler"] and state.precision.scaler.is_enabled():
         state.precision.scaler.load_state_dict({name: value.item() for name, value in groups["scaler"].items()})
@@ -89,3 +92,5 @@ def _read(path: Path) -> tuple[dict[str, Tensor], int]:
             return {key: stored.get_tensor(key) for key in stored.keys()}, int(stored.metadata()["epoch"])  # noqa: SIM118
     except (SafetensorError, OSError) as error:
         raise DataError(f"{path} is damaged: {error}", hint="train again, or restore the file from a copy") from None
+    except (KeyError, TypeError):
+        raise DataError(f"{path} is not a checkpoint of a run", hint="they are in RUN/checkpoints") from None

@@ -13,6 +13,7 @@ from ncd_serve.preprocess import PreprocessSpec
 # What a branch takes its pseudo labels from: whole images, or their parts.
 BranchKind = Literal["global", "local"]
 HeadKind = Literal["separate", "joint", "open_world"]
+HeadForm = Literal["linear", "cosine", "centres"]
 
 
 class Section(BaseModel):
@@ -56,7 +57,9 @@ class ModelConfig(Section):
     # joint: the known head also has the novel classes (RankStat's incremental head), so it can tell known from new.
     # open_world: one head for known and novel classes, for piles that hold both.
     heads: HeadKind = "separate"
-    cosine_heads: bool = False  # heads compare directions, logits 10 cos (open world's first regulariser)
+    # cosine: heads compare directions, logits 10 cos (open world's first regulariser).
+    # centres: the cluster head measures distances to centres in a space of as many dimensions (DTC).
+    head_form: HeadForm = "linear"
     dictionary_size: int = Field(2048, ge=1)  # e
     dictionary_sampling: Literal["random", "all", "cam"] = "random"
     dictionary_border: bool = True  # False: the outermost parts of maps larger than 4x4 are left out
@@ -66,6 +69,19 @@ class ModelConfig(Section):
     def branch_kinds(self) -> list[BranchKind]:
         """The kind of each branch; the first is the one that is exported."""
         return ["global" if kind == "global" else "local" for kind in self.branches.split("+")]
+
+
+class MethodConfig(Section):
+    """The system that is trained: the paper's own, or one that it compares with (`--method` also takes its recipe)."""
+
+    name: Literal["dual", "rankstat", "dtc", "kcl", "mcl", "kmeans", "orca"] = "dual"
+    # dtc. pi: two views of an image agree; te: a view agrees with earlier epochs' mean; tep: that makes the targets.
+    dtc_variant: Literal["baseline", "pi", "te", "tep"] = "pi"
+    dtc_warm_up_epochs: int = Field(10, ge=0)  # with the targets of the first clustering
+    dtc_refresh_epochs: int = Field(5, ge=1)
+    dtc_memory: float = Field(0.6, ge=0, lt=1)  # alpha of te and tep
+    kcl_margin: float = 2.0
+    orca_margin: float = Field(0.5, ge=0)  # at most; less as the unlabelled images get clearer
 
 
 class PseudoLabelConfig(Section):
@@ -149,15 +165,18 @@ class PretrainConfig(Section):
 
 
 class OptimConfig(Section):
-    """Stochastic gradient descent with step decay."""
+    """Gradient descent with step decay."""
 
-    epochs: int = Field(200, ge=1)
+    optimizer: Literal["sgd", "adam"] = "sgd"
+    epochs: int = Field(200, ge=0)
     learning_rate: float = 0.1
     momentum: float = 0.9
     weight_decay: float = 1e-4
     milestones: tuple[int, ...] = (170,)
-    labelled_batch: int = Field(128, ge=1)
+    decay: float = 0.1  # after each milestone
+    labelled_batch: int = Field(128, ge=0)  # 0: an epoch is a pass over the unlabelled images alone
     unlabelled_batch: int = Field(64, ge=2)
+    batch_by_size: bool = False  # both together are dealt out anew, by how many images of each kind there are
     mixed_precision: bool = True  # on CUDA
     compile: bool = False  # torch.compile the branches: slow to start, then faster
     seed: int = 0
@@ -170,17 +189,29 @@ class ReportConfig(Section):
     tensorboard: bool = False
 
 
+# What a method's model must look like.
+_NEEDED = {
+    "dtc": {"branches": "global", "heads": "separate", "head_form": "centres"},
+    "kcl": {"branches": "global"},
+    "mcl": {"branches": "global"},
+    "kmeans": {"branches": "global"},
+    "orca": {"branches": "global", "heads": "open_world", "head_form": "cosine"},
+}
+
+
 class TrainConfig(Section):
     """A whole run."""
 
     data: DataConfig = DataConfig()
     model: ModelConfig = ModelConfig()
+    method: MethodConfig = MethodConfig()
     pseudo_labels: PseudoLabelConfig = PseudoLabelConfig()
     loss: LossConfig = LossConfig()
     self_labels: SelfLabelConfig = SelfLabelConfig()
     compat: CompatConfig = CompatConfig()
     rotations: StageConfig = StageConfig()  # self-supervision of trunk and tail, when there are no weights to load
     supervised: StageConfig = StageConfig()  # cross entropy on the known classes, trunk frozen
+    similarity: StageConfig = StageConfig(learning_rate=1e-3, batch=100)  # which labelled pairs are alike (kcl, mcl)
     optim: OptimConfig = OptimConfig()
     pretrain: PretrainConfig = PretrainConfig()
     report: ReportConfig = ReportConfig()
@@ -191,8 +222,16 @@ class TrainConfig(Section):
             raise ValueError("data.cache_views must be 0, or at least 2: a step compares two views of an image")
         if self.compat.trunk_batch_norm == "train" and self.data.cache_views:
             raise ValueError("compat.trunk_batch_norm=train changes the trunk, so data.cache_views must be 0")
-        if self.self_labels.weight and (self.model.heads == "open_world" or self.model.cosine_heads):
+        if self.self_labels.weight and (self.model.heads == "open_world" or self.model.head_form != "linear"):
             raise ValueError("self_labels.weight needs linear cluster heads of the novel classes alone")
+        if self.self_labels.weight and self.method.name not in ("dual", "rankstat"):
+            raise ValueError(f"self_labels.weight is not for the method {self.method.name}: leave out the recipe plus")
+        name, model = self.method.name, self.model
+        if model.head_form == "centres" and name != "dtc":
+            raise ValueError("model.head_form=centres is for the method dtc alone")
+        if not _NEEDED.get(name, {}).items() <= model.model_dump().items():
+            needed = " and ".join(f"model.{key}={value}" for key, value in _NEEDED[name].items())
+            raise ValueError(f"the method {name} needs {needed}, which its recipe has: give --method {name}")
         return self
 
     def to_toml(self) -> str:

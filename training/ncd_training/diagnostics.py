@@ -16,7 +16,7 @@ from ncd_training.ranking import cosine_scores, ranking_scores
 
 if TYPE_CHECKING:
     from ncd_training.dual_branch import BranchOutput
-    from ncd_training.objective import Objective
+    from ncd_training.method import Method
 
 Ids = NDArray[np.int64]
 _MOST_IMAGES = 1000  # pairs grow with the square: half a million of them tell enough
@@ -67,7 +67,7 @@ class PairProbe:
     It works on a copy in eval mode, so neither dictionaries nor their running spread move.
     """
 
-    def __init__(self, objective: Objective, rows: Ids) -> None:
+    def __init__(self, objective: Method, rows: Ids) -> None:
         self._judges = deepcopy(objective.pseudo_labels).eval()
         self._names = [objective.branch_name(number) for number in range(len(self._judges))]
         self._rows, self._seen = rows, 0

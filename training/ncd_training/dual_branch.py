@@ -6,10 +6,10 @@ from copy import deepcopy
 from typing import NamedTuple
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor, nn
 
-from ncd_training.config import CompatConfig, HeadKind, ModelConfig
+from ncd_training.config import CompatConfig, HeadForm, HeadKind, ModelConfig
+from ncd_training.heads import CentreHead, CosineHead
 from ncd_training.modules import Modules
 from ncd_training.trunk import TrunkParts
 
@@ -27,19 +27,6 @@ class BranchOutput(NamedTuple):
     cluster_logits: Tensor  # [B, C_novel], with an open-world head the same as known_logits
 
 
-class CosineHead(nn.Linear):
-    """Compares directions: logits are 10 times the cosine of embedding and class weights (ORCA's regulariser)."""
-
-    SCALE = 10.0
-
-    def __init__(self, dim: int, classes: int) -> None:
-        super().__init__(dim, classes, bias=False)
-
-    def forward(self, embedding: Tensor) -> Tensor:
-        """Embedding [B, d] to logits [B, classes]."""
-        return self.SCALE * F.linear(F.normalize(embedding, dim=1), F.normalize(self.weight, dim=1))
-
-
 class Branch(nn.Module):
     """Projection and pooling (the tail), a known head and a cluster head; one head for both in an open world."""
 
@@ -51,20 +38,27 @@ class Branch(nn.Module):
         known: int,
         novel: int,
         heads: HeadKind = "separate",
-        cosine: bool = False,
+        form: HeadForm = "linear",
     ) -> None:
         super().__init__()
         self.tail, self.known = tail, known
-        build = CosineHead if cosine else nn.Linear
+        build = CosineHead if form == "cosine" else nn.Linear
         known_width = known + novel if heads == "joint" else known
         self.known_head = None if heads == "open_world" else build(dim, known_width)
-        self.cluster_head = build(dim, known + novel if heads == "open_world" else novel)
+        clusters = known + novel if heads == "open_world" else novel
+        self.cluster_head = CentreHead(dim, clusters) if form == "centres" else build(dim, clusters)
         self.lower_novel_biases()
 
     @property
     def labelled_head(self) -> nn.Linear:
         """The head that is taught the known classes."""
-        return self.known_head or self.cluster_head
+        return self.known_head or self.linear_cluster_head
+
+    @property
+    def linear_cluster_head(self) -> nn.Linear:
+        """The cluster head, where its weights are directions of the embedding."""
+        assert isinstance(self.cluster_head, nn.Linear)
+        return self.cluster_head
 
     def forward(self, maps: Tensor, head_input: Tensor | None = None) -> BranchOutput:
         """Trunk maps to parts, embedding and both heads' logits. `head_input` [B, d]: what the heads read instead."""
@@ -77,7 +71,7 @@ class Branch(nn.Module):
     def class_weights(self, output: BranchOutput, labels: Tensor) -> Tensor:
         """Head weights [B, d] of each image's class: the labelled ones' own, the others' likeliest cluster."""
         clusters = output.cluster_logits[len(labels) :].argmax(dim=1)
-        return torch.cat([self.labelled_head.weight[labels], self.cluster_head.weight[clusters]])
+        return torch.cat([self.labelled_head.weight[labels], self.linear_cluster_head.weight[clusters]])
 
     @torch.no_grad()
     def lower_novel_biases(self) -> None:
@@ -136,9 +130,7 @@ class DualBranchModel(nn.Module):
         self.first_feeds_heads = compat.local_head_input == "global"
         self.trunk = Trunk(parts, batch_norm_drifts=compat.trunk_batch_norm == "train")
         self.branches: Modules[Branch] = Modules(
-            Branch(
-                deepcopy(parts.tail), parts.dim, known=known, novel=novel, heads=model.heads, cosine=model.cosine_heads
-            )
+            Branch(deepcopy(parts.tail), parts.dim, known=known, novel=novel, heads=model.heads, form=model.head_form)
             for _ in model.branch_kinds
         )
 

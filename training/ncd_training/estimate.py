@@ -62,14 +62,15 @@ def measure(
     with torch.random.fork_rng(devices=[]):
         for requests in islice(plan, STEPS):
             requests = requests[::processes]
-            rows = [request.index for request in requests if request.index < len(labels)]
+            rows = torch.tensor([request.index for request in requests])
+            labelled, unlabelled = rows[rows < len(labels)], rows[rows >= len(labels)] - len(labels)
             start = _now()
             inputs = torch.cat(default_collate([views[request] for request in requests]))
             loaded = _now()
             with precision.autocast(model.trunk.mean.device):
                 maps = model.to_maps(model.placed(inputs))
             through_trunk = _now()
-            train_step(trial, [*maps.chunk(2)], labels[rows], ramp=1.0, generator=generator_for(0))
+            train_step(trial, [*maps.chunk(2)], labels[labelled], rows=unlabelled, ramp=1.0, generator=generator_for(0))
             end = _now()
             if end - start > patience:
                 break

@@ -25,6 +25,8 @@ Scores = dict[str, Any]
 # Sees each batch as every branch does, e.g. `diagnostics.PairProbe`.
 See = Callable[[list[BranchOutput]], None]
 _PIXEL_SIDE = 32
+# How accuracy in an open world was computed.
+PAPER, ONE_MATCHING = " images, paper's protocol", " images, one matching"
 JOINT = ", joint head"  # ends the names of splits that were judged by a head over known and novel classes
 
 
@@ -151,6 +153,10 @@ def evaluate_splits(
     if manifest.truth is not None:
         ids = outputs(manifest.unlabelled, UNLABELLED_TRAIN, see).cluster_ids
         scores[UNLABELLED_TRAIN] = _with_classes(ids, np.array(manifest.truth), manifest)
+        if manifest.open_world:
+            scores |= open_world_scores(
+                ids, np.array(manifest.truth), known=len(manifest.known_classes), named=model.tells_known_from_novel
+            )
     if manifest.novel_test:
         paths, novel_truth = zip(*manifest.novel_test, strict=True)
         novel = outputs(paths, NOVEL_TEST)
@@ -190,6 +196,25 @@ def joint_scores(known: tuple[Ids, Ids], novel: tuple[Ids, Ids], *, classes: int
     hits = {KNOWN_TEST: known[0] == known[1], NOVEL_TEST: right}
     hits["all-test"] = np.concatenate([*hits.values()])
     return {f"{split}{JOINT}": {"images": len(hit), "acc": float(hit.mean())} for split, hit in hits.items()}
+
+
+def open_world_scores(predicted: Ids, true: Ids, *, known: int, named: bool) -> dict[str, Scores]:
+    """A pile that holds known classes too: accuracy on seen, novel and all images, under both protocols in use.
+
+    The paper's (ORCA's): clusters are matched on novel images alone, then on all; seen classes keep their names where
+    the head has any, else they are matched on seen images alone. The newer one matches once, on all images.
+    """
+    seen = true < known
+    groups = {"seen": seen, "novel": ~seen, "all": np.ones_like(seen)}
+    once = matched_clusters(predicted, true)[true] == predicted
+    scores: dict[str, Scores] = {}
+    for name, chosen in groups.items():
+        if chosen.any():
+            mine, theirs = predicted[chosen], true[chosen]
+            apart = float((mine == theirs).mean()) if named and name == "seen" else cluster_accuracy(mine, theirs)
+            for protocol, acc in ((PAPER, apart), (ONE_MATCHING, float(once[chosen].mean()))):
+                scores[f"{UNLABELLED_TRAIN}, {name}{protocol}"] = {"images": int(chosen.sum()), "acc": acc}
+    return scores
 
 
 def _with_classes(predicted: Ids, true: Ids, manifest: Manifest) -> Scores:

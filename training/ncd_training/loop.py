@@ -33,10 +33,9 @@ def train_epoch(
     for step, (requests, views) in enumerate(zip(plan, loader, strict=True)):
         indices = [request.index for request in requests]
         rows, others = indices[: config.optim.labelled_batch], indices[config.optim.labelled_batch :]
-        targets = state.objective.targets
-        targets = None if targets is None else targets[torch.tensor(others) - len(labels)]
         generator = generator_for(config.optim.seed, Purpose.PARTS, state.epoch, step)
-        terms = train_step(state, views, labels[rows], targets=targets, ramp=ramp, generator=generator)
+        unlabelled = torch.tensor(others) - len(labels)
+        terms = train_step(state, views, labels[rows], rows=unlabelled, ramp=ramp, generator=generator)
         for name, value in terms.items():
             totals[name] = totals.get(name, 0.0) + value / len(plan)
     state.epoch += 1
@@ -48,24 +47,24 @@ def train_step(
     views: list[Tensor],
     labels: Tensor,
     *,
+    rows: Tensor,
     ramp: float,
-    targets: Tensor | None = None,
     generator: torch.Generator,
 ) -> dict[str, float]:
-    """Two views of a batch, labelled images first, to one update of the branches."""
+    """Two views of a batch, labelled images first and then the unlabelled `rows`, to one update of the branches."""
     model, objective, ranks, scaler = state.model, state.objective, state.ranks, state.precision.scaler
     device = model.trunk.mean.device
     with state.precision.autocast(device):
         outputs = model(model.to_maps(model.placed(torch.cat(views))))
     first, second = map(ranks.gather, split_views(outputs))
-    labels = labels.to(device)
-    terms = objective(first, second, labels, targets=targets, ramp=ramp)
+    labels, rows = labels.to(device), rows.to(device)
+    terms = objective(first, second, labels, rows=rows, ramp=ramp)
     state.optimizer.zero_grad(set_to_none=True)
     scaler.scale(torch.stack(list(terms.values())).sum()).backward()
     ranks.add_gradients(model.branches.parameters())
     scaler.step(state.optimizer)
     scaler.update()
-    objective.remember(first, labels, branches=model.branches, generator=generator)
+    objective.remember(first, labels, rows=rows, branches=model.branches, generator=generator)
     return {name: float(term.detach()) for name, term in terms.items()}
 
 

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
+from typing import TYPE_CHECKING
 
 import torch
 import torch.nn.functional as F
-from torch import Tensor, nn
+from torch import Tensor
 
+from ncd_training import self_labels
 from ncd_training.config import CompatConfig, LossConfig, ModelConfig, PseudoLabelConfig, SelfLabelConfig
 from ncd_training.dual_branch import Branch, BranchOutput
 from ncd_training.losses import (
@@ -19,12 +21,16 @@ from ncd_training.losses import (
     symmetric_kl,
     uniform_divergence,
 )
+from ncd_training.method import Material, Method
 from ncd_training.modules import Modules
 from ncd_training.pseudo_labels import PseudoLabels
 from ncd_training.queues import FeatureBanks
 
+if TYPE_CHECKING:
+    from ncd_training.checkpoint import TrainState
 
-class Objective(nn.Module):
+
+class Objective(Method):
     """All terms for a batch whose labelled images come first. Holds the part dictionaries and the feature banks."""
 
     targets: Tensor | None
@@ -36,19 +42,22 @@ class Objective(nn.Module):
         model: ModelConfig,
         labels: PseudoLabelConfig,
         loss: LossConfig,
-        self_labels: SelfLabelConfig | None = None,
+        own_labels: SelfLabelConfig | None = None,
         compat: CompatConfig | None = None,
     ) -> None:
-        super().__init__()
-        self.kinds, self.heads = model.branch_kinds, model.heads
+        super().__init__(model.branch_kinds)
+        self.heads = model.heads
         self.loss, self.compat = loss, compat or CompatConfig()
-        self.self_label_weight = (self_labels or SelfLabelConfig()).weight
-        self.pseudo_labels: Modules[PseudoLabels] = Modules(
-            PseudoLabels(kind, dim, model=model, labels=labels) for kind in self.kinds
-        )
+        self.self_label_weight = (own_labels or SelfLabelConfig()).weight
+        self.pseudo_labels = Modules(PseudoLabels(kind, dim, model=model, labels=labels) for kind in self.kinds)
         self.banks = FeatureBanks(model.bank_size, dim, branches=len(self.kinds))
         # What `self_labels` says of the unlabelled images, [M, C]; zeros before it was asked, None if it never is.
         self.register_buffer("targets", None)
+
+    def before_epoch(self, state: TrainState, material: Material) -> None:
+        """The recipe `plus` teaches the cluster heads what a clustering says, made anew now and then."""
+        if self_labels.due(material.config, state.epoch):
+            self_labels.refresh(self, state, material)
 
     def forward(
         self,
@@ -57,11 +66,11 @@ class Objective(nn.Module):
         labels: Tensor,
         *,
         ramp: float,
-        targets: Tensor | None = None,
+        rows: Tensor | None = None,
     ) -> dict[str, Tensor]:
         """The terms by name; their sum is minimised.
 
-        `labels` [N] are those of the first N images, `targets` [M, C] what `self_labels` says of the others. `ramp`
+        `labels` [N] are those of the first N images, `rows` [M] say which unlabelled images the others are. `ramp`
         grows from 0 to 1 as the run warms up (Eq. 10).
         """
         n, loss = len(labels), self.loss
@@ -80,9 +89,9 @@ class Objective(nn.Module):
             terms["balance"] = loss.balance_weight * _total(uniform_divergence(a.cluster_logits) for a in first)
         if self.heads == "joint":
             terms["joint"] = loss.joint_weight * ramp * _total(_joint(a, n) for a in first)
-        if targets is not None:
+        if self.targets is not None and rows is not None:
             terms["self_labels"] = self.self_label_weight * _total(
-                F.cross_entropy(output.cluster_logits[n:], targets) / 2 for output in (*first, *second)
+                F.cross_entropy(output.cluster_logits[n:], self.targets[rows]) / 2 for output in (*first, *second)
             )
         return terms
 
@@ -114,17 +123,18 @@ class Objective(nn.Module):
 
     @torch.no_grad()
     def remember(
-        self, first: list[BranchOutput], labels: Tensor, *, branches: Modules[Branch], generator: torch.Generator
+        self,
+        first: list[BranchOutput],
+        labels: Tensor,
+        *,
+        rows: Tensor | None = None,
+        branches: Modules[Branch],
+        generator: torch.Generator,
     ) -> None:
         """Enqueue this step's features, after they were compared with the past (all banks together)."""
         self.banks.push([output.embedding for output in first])
         for judge, branch, output in zip(self.pseudo_labels, branches, first, strict=True):
             judge.remember(output, labels, branch=branch, generator=generator)
-
-    def branch_name(self, number: int) -> str:
-        """`global`, `local`, or `global2` for the second of a kind."""
-        earlier = self.kinds[:number].count(self.kinds[number])
-        return f"{self.kinds[number]}{earlier + 1 if earlier else ''}"
 
 
 def _joint(output: BranchOutput, n: int) -> Tensor:

@@ -23,7 +23,8 @@ def print_plan(setup: Setup, *, steps: int, origin: WeightsReport | None, folder
     setup.console.print(
         f"[bold]{manifest.name}[/bold]: {len(manifest.labelled):,} labelled images of {len(manifest.known_classes)} "
         f"known classes, {len(manifest.unlabelled):,} unlabelled images for {setup.clusters} clusters\n"
-        f"{config.model.trunk} at {config.data.resolution} px on {device}, branches {config.model.branches}, "
+        f"{config.method.name}: {config.model.trunk} at {config.data.resolution} px on {device}, "
+        f"branches {config.model.branches}, "
         f"{config.optim.epochs} epochs of {steps} steps"
         + (f"; run directory [bold]{folder}[/bold]" if folder else "; a dry run, nothing is written"),
         highlight=False,

@@ -40,7 +40,7 @@ class PretrainState:
 
     parts: TrunkParts
     lesson: Rotations | MomentumContrast
-    optimizer: torch.optim.SGD
+    optimizer: torch.optim.Optimizer
     precision: Precision
     epoch: int = 0  # epochs done
 

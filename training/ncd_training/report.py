@@ -32,7 +32,7 @@ def headlines(summary: Mapping[str, Any]) -> list[str]:
     """ACC on the unlabelled images and what it has to beat; nothing where no true classes are known."""
     if UNLABELLED_TRAIN not in summary["scores"]:
         return []
-    scores = {**summary["baselines"], "dual-branch model": summary["scores"][UNLABELLED_TRAIN]}
+    scores = {**summary["baselines"], summary["method"]: summary["scores"][UNLABELLED_TRAIN]}
     return [f"ACC {score['acc']:.3f} on {UNLABELLED_TRAIN}: {name}" for name, score in scores.items()]
 
 

@@ -7,12 +7,12 @@ from collections.abc import Sequence
 from copy import deepcopy
 from importlib.resources import files
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, get_args
 
 from pydantic import ValidationError
 
 from ncd_serve.errors import DataError, UsageError, did_you_mean
-from ncd_training.config import TrainConfig
+from ncd_training.config import MethodConfig, TrainConfig
 
 if sys.version_info >= (3, 11):
     import tomllib
@@ -39,13 +39,13 @@ def resolve_config(
 def config_layers(
     *, recipes: Sequence[str] = (), config_file: Path | None = None, overrides: dict[str, Any] | None = None
 ) -> list[Layer]:
-    """The places that settings come from, weakest first. After `cub200`, `quick` means `cub200-quick` if it exists."""
-    layers = []
+    """The places that settings come from, weakest first. `dtc-quick` refines `quick` after `dtc`, where it exists."""
+    layers, before = [], list[str]()
     for name in recipes:
         if name != _PAPER:
-            specific = f"{recipes[0]}-{name}"
-            full_name = specific if specific in recipe_names() else name
-            layers.append(Layer(f"recipe {full_name}", tomllib.loads(recipe_text(full_name))))
+            refined = [f"{earlier}-{name}" for earlier in before if f"{earlier}-{name}" in recipe_names()]
+            layers += [Layer(f"recipe {part}", tomllib.loads(recipe_text(part))) for part in (name, *refined)]
+            before.append(name)
     if config_file is not None:
         layers.append(Layer(str(config_file), _read_toml(config_file)))
     for key, value in (overrides or {}).items():
@@ -85,6 +85,14 @@ def recipe_text(name: str) -> str:
         raise UsageError(f"unknown recipe '{name}'", hint=did_you_mean(name, recipe_names()))
     text: str = (_recipes() / f"{name}.toml").read_text(encoding="utf-8")
     return text
+
+
+def method_recipes(method: str) -> list[str]:
+    """What `--method` adds to a dataset's recipe; the paper's own method needs nothing."""
+    names = get_args(MethodConfig.model_fields["name"].annotation)
+    if method not in names:
+        raise UsageError(f"unknown method '{method}'", hint=did_you_mean(method, names))
+    return [] if method == MethodConfig().name else [method]
 
 
 def recipe_for(dataset: str) -> str | None:

@@ -8,8 +8,8 @@ from ncd_training.config import LossConfig, OptimConfig, PretrainConfig
 
 
 def learning_rate(optim: OptimConfig, epoch: int) -> float:
-    """Step decay: a tenth after each milestone."""
-    return optim.learning_rate * 0.1 ** sum(epoch >= milestone for milestone in optim.milestones)
+    """Step decay after each milestone."""
+    return optim.learning_rate * optim.decay ** sum(epoch >= milestone for milestone in optim.milestones)
 
 
 def ramp_up(loss: LossConfig, epoch: int) -> float:

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, NamedTuple
 import numpy as np
 import torch
 import torch.nn.functional as F
-from torch import Tensor
+from torch import Tensor, nn
 
 from ncd_training.clustering import (
     balanced_assignment,
@@ -20,18 +20,17 @@ from ncd_training.clustering import (
     main_directions,
     refined_assignment,
 )
-from ncd_training.randomness import Purpose, seed_for
-from ncd_training.views import CachedViews, FileViews, ViewRequest, batches
+from ncd_training.method import mean_over_views
 
 if TYPE_CHECKING:
     from ncd_training.checkpoint import TrainState
     from ncd_training.config import TrainConfig
-    from ncd_training.dual_branch import Branch
+    from ncd_training.method import Material
+    from ncd_training.objective import Objective
 
 _MOST_LABELLED = 20_000  # enough to know how classes vary within themselves
 _HEAD_SCALE = 10.0  # logits of a new head are about 10 times a cosine
 _REFINING = 5
-_BATCH = 256
 
 
 class Space(NamedTuple):
@@ -47,19 +46,22 @@ def due(config: TrainConfig, epoch: int) -> bool:
     return config.self_labels.weight > 0 and epoch % config.self_labels.refresh_epochs == 0
 
 
-def refresh(state: TrainState, views: FileViews | CachedViews, labels: Tensor, config: TrainConfig) -> None:
+def refresh(objective: Objective, state: TrainState, material: Material) -> None:
     """Give the objective new targets for its unlabelled images; the first ones also set the cluster heads."""
-    targets = state.objective.targets
+    targets, labels, config = objective.targets, material.labels, material.config
     assert targets is not None
     some = np.sort(np.random.default_rng(config.optim.seed).permutation(len(labels))[:_MOST_LABELLED])
-    rows = [*some.tolist(), *range(len(labels), len(labels) + len(targets))]
-    features, known = _features(state, views, rows, config), labels[torch.from_numpy(some)]
+    rows, known = [*some.tolist(), *material.unlabelled_rows], labels[torch.from_numpy(some)]
+    model, views = state.model, config.self_labels.views
+    features = mean_over_views(
+        state, material, rows, lambda maps: [output.embedding for output in model(maps)], views=views
+    )
     spaces = [_space(embedding, known, config.self_labels.shrinkage) for embedding in features]
     first = not targets.any()
     targets.copy_(_clustered(spaces, None if first else targets.cpu(), config))
     if first:
-        for branch, space, embedding in zip(state.model.branches, spaces, features, strict=True):
-            _start_head(branch, space, embedding[len(known) :], targets.cpu())
+        for branch, space, embedding in zip(model.branches, spaces, features, strict=True):
+            _start_head(branch.linear_cluster_head, space, embedding[len(known) :], targets.cpu())
 
 
 def _clustered(spaces: list[Space], shares: Tensor | None, config: TrainConfig) -> Tensor:
@@ -78,38 +80,6 @@ def _clustered(spaces: list[Space], shares: Tensor | None, config: TrainConfig) 
     return balanced_assignment(together @ centres.T, temperature=settings.target_temperature)
 
 
-@torch.no_grad()
-def _features(state: TrainState, views: FileViews | CachedViews, rows: list[int], config: TrainConfig) -> list[Tensor]:
-    """Mean embedding of each image over some views, [rows, d] for each branch."""
-    settings, model = config.self_labels, state.model
-    requests = [
-        ViewRequest(
-            row,
-            tuple(seed_for(config.optim.seed, Purpose.SELF_LABELS, state.epoch, row, v) for v in range(settings.views)),
-        )
-        for row in rows
-    ]
-    loader = batches(
-        views,
-        [requests[start : start + _BATCH] for start in range(0, len(requests), _BATCH)],
-        workers=config.data.workers,
-    )
-    model.eval()
-    found = [
-        [
-            torch.stack(sights).mean(dim=0)
-            for sights in zip(*[_embeddings(state, view) for view in stacked], strict=True)
-        ]
-        for stacked in loader
-    ]
-    return [torch.cat(column) for column in zip(*found, strict=True)]
-
-
-def _embeddings(state: TrainState, inputs: Tensor) -> list[Tensor]:
-    outputs = state.model(state.model.to_maps(state.model.placed(inputs)))
-    return [output.embedding.float().cpu() for output in outputs]
-
-
 def _space(features: Tensor, labels: Tensor, shrinkage: float) -> Space:
     """Labelled images come first."""
     transform = class_whitening(features[: len(labels)], labels, shrinkage=shrinkage)
@@ -119,9 +89,9 @@ def _space(features: Tensor, labels: Tensor, shrinkage: float) -> Space:
 
 
 @torch.no_grad()
-def _start_head(branch: Branch, space: Space, embedding: Tensor, targets: Tensor) -> None:
+def _start_head(head: nn.Linear, space: Space, embedding: Tensor, targets: Tensor) -> None:
     """A linear head that measures the cosine to each cluster's centre in the branch's own space."""
-    head, centres = branch.cluster_head, F.normalize(targets.T @ space.directions, dim=1)
+    centres = F.normalize(targets.T @ space.directions, dim=1)
     length = (embedding @ space.transform - space.centre).norm(dim=1).mean()
     head.weight.copy_(_HEAD_SCALE * centres @ space.transform.T / length)
     if head.bias is not None:

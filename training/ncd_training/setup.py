@@ -14,7 +14,7 @@ from ncd_training.scan import Findings, scan
 if TYPE_CHECKING:
     from rich.console import Console
 
-    from ncd_training.config import TrainConfig
+    from ncd_training.config import OptimConfig, TrainConfig
 
 
 _FEWEST = 8  # images to pretrain on
@@ -42,6 +42,12 @@ class Setup:
 
     @property
     def clusters(self) -> int:
+        """How many clusters there are to find. Known classes in the pile count where no head knows them by name."""
+        unnamed = self.manifest.open_world and self.config.model.heads == "separate"
+        return self.novel_classes + (len(self.manifest.known_classes) if unnamed else 0)
+
+    @property
+    def novel_classes(self) -> int:
         """Number of novel classes, filled in by `prepare`."""
         assert self.config.data.novel_classes is not None
         return self.config.data.novel_classes
@@ -70,7 +76,17 @@ def prepare(config: TrainConfig, console: Console) -> Setup:
     manifest, findings = _scanned(manifest, config, console)
     manifest.check(clusters)
     data = config.data.model_copy(update={"novel_classes": clusters})
-    return Setup(config.model_copy(update={"data": data}), manifest, console, findings)
+    optim = _dealt_out(config.optim, len(manifest.labelled), len(manifest.unlabelled))
+    return Setup(config.model_copy(update={"data": data, "optim": optim}), manifest, console, findings)
+
+
+def _dealt_out(optim: OptimConfig, labelled: int, unlabelled: int) -> OptimConfig:
+    """Batches that hold both kinds of images as the data do."""
+    if not optim.batch_by_size:
+        return optim
+    batch = optim.labelled_batch + optim.unlabelled_batch
+    mine = min(batch - 2, max(1, round(batch * labelled / (labelled + unlabelled))))
+    return optim.model_copy(update={"labelled_batch": mine, "unlabelled_batch": batch - mine, "batch_by_size": False})
 
 
 def _scanned(manifest: Manifest, config: TrainConfig, console: Console) -> tuple[Manifest, Findings]:

@@ -5,24 +5,26 @@ Both train the first branch's tail; afterwards every branch starts from it.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import TYPE_CHECKING
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
-from torch.optim.lr_scheduler import OneCycleLR
+from torch.optim.lr_scheduler import LRScheduler, OneCycleLR
 
 from ncd_training.lessons import TrunkAndTail
 from ncd_training.rotations import Rotations
 from ncd_training.views import BatchPlan, batches
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
-
     from ncd_training.config import StageConfig, TrainConfig
     from ncd_training.dual_branch import DualBranchModel
     from ncd_training.progress import Track
     from ncd_training.views import CachedViews, FileViews
+
+# Of inputs (images or trunk maps) and the numbers of their images.
+Loss = Callable[[Tensor, list[int]], Tensor]
 
 
 def train_rotations(
@@ -59,7 +61,7 @@ def train_supervised(
 def _train(
     model: DualBranchModel,
     trained: nn.Module,
-    loss: Callable[[Tensor, list[int]], Tensor],
+    loss: Loss,
     views: FileViews | CachedViews,
     images: int,
     stage: StageConfig,
@@ -68,19 +70,41 @@ def _train(
     track: Track,
     what: str,
 ) -> None:
-    """One view at a time over the first `images` images; then all branches get the first one's tail."""
-    model.branches.train()
-    plan = BatchPlan(images, 1, stage.batch, 0, seed=config.optim.seed, views=1)
+    """With Nesterov momentum and one cycle of the learning rate; then all branches get the first one's tail."""
     optimizer = torch.optim.SGD(
         trained.parameters(), stage.learning_rate, config.optim.momentum, weight_decay=5e-4, nesterov=True
     )
+    plan = stage_plan(images, stage, config)
     schedule = OneCycleLR(optimizer, stage.learning_rate, total_steps=stage.epochs * len(plan))
+    model.branches.train()
+    run_stage(model, loss, views, plan, optimizer, schedule, epochs=stage.epochs, config=config, track=track, what=what)
+    for branch in model.branches:
+        branch.tail.load_state_dict(model.branches[0].tail.state_dict())
+
+
+def stage_plan(images: int, stage: StageConfig, config: TrainConfig) -> BatchPlan:
+    """One view at a time of the first `images` images."""
+    return BatchPlan(images, 1, stage.batch, 0, seed=config.optim.seed, views=1)
+
+
+def run_stage(
+    model: DualBranchModel,
+    loss: Loss,
+    views: FileViews | CachedViews,
+    plan: BatchPlan,
+    optimizer: torch.optim.Optimizer,
+    schedule: LRScheduler,
+    *,
+    epochs: int,
+    config: TrainConfig,
+    track: Track,
+    what: str,
+) -> None:
+    """Descend a loss of inputs and their image numbers."""
     loader = batches(views, plan, workers=config.data.workers)
-    for plan.epoch in track(range(stage.epochs), what, stage.epochs):
+    for plan.epoch in track(range(epochs), what, epochs):
         for requests, (inputs,) in zip(plan, loader, strict=True):
             optimizer.zero_grad(set_to_none=True)
             loss(model.placed(inputs), [request.index for request in requests]).backward()
             optimizer.step()
             schedule.step()
-    for branch in model.branches:
-        branch.tail.load_state_dict(model.branches[0].tail.state_dict())

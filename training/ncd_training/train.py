@@ -7,19 +7,22 @@ import shutil
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import torch
 from rich.console import Console
 
 from ncd_serve.files import write_json
-from ncd_training import self_labels, watch
+from ncd_training import watch
 from ncd_training.checkpoint import TrainState, load_checkpoint, save_checkpoint
+from ncd_training.config import OptimConfig
 from ncd_training.display import EpochDisplay
 from ncd_training.dual_branch import DualBranchModel
 from ncd_training.estimate import measure
 from ncd_training.loop import train_epoch
-from ncd_training.objective import Objective
+from ncd_training.method import Material
+from ncd_training.methods import build_method
 from ncd_training.plan import print_cost, print_plan
 from ncd_training.plots import CurvePlots, draw_curves
 from ncd_training.precision import Precision
@@ -56,14 +59,15 @@ def dry_run(setup: Setup) -> None:
     parts, origin = initial_trunk(setup.config, weights=setup.config.model.weights)
     plan = _batch_plan(setup)
     print_plan(setup, steps=len(plan), origin=origin, folder=None)
-    print_cost(setup, measure(build_state(setup, parts), setup, plan, patience=math.inf), steps=len(plan))
+    if setup.config.optim.epochs:
+        print_cost(setup, measure(build_state(setup, parts), setup, plan, patience=math.inf), steps=len(plan))
 
 
-def load_state(setup: Setup, run: RunDir, ranks: Ranks | None = None) -> TrainState:
-    """The newest state of a run, for going on, evaluation or export."""
+def load_state(setup: Setup, run: RunDir, ranks: Ranks | None = None, checkpoint: Path | None = None) -> TrainState:
+    """The newest state of a run, or that of another of its checkpoints, for going on, evaluation or export."""
     parts, _ = initial_trunk(setup.config, weights=None)  # all that a weight file gave is in the checkpoint
     state = build_state(setup, parts, ranks)
-    load_checkpoint(state, run.checkpoint)
+    load_checkpoint(state, checkpoint or run.checkpoint)
     return state
 
 
@@ -84,13 +88,15 @@ def _start(setup: Setup, run: RunDir, *, processes: int) -> None:
     print_plan(setup, steps=len(plan), origin=origin, folder=run.path)
     run.note_start(setup.findings.lines(), origin.facts() if origin else None)
     state = build_state(setup, parts)
-    print_cost(setup, measure(state, setup, plan, processes=processes), steps=len(plan))
+    if config.optim.epochs:
+        print_cost(setup, measure(state, setup, plan, processes=processes), steps=len(plan))
     if config.rotations.epochs:
         pictures = FileViews(setup.manifest.images, config.data)
         train_rotations(state.model, pictures, len(setup.manifest.images), config, track=setup.track)
+    material = _material(setup, state.model, run)
     if config.supervised.epochs:
-        views = _joint_views(setup, state.model, run)
-        train_supervised(state.model, views, torch.tensor(setup.labels), config, track=setup.track)
+        train_supervised(state.model, material.views, material.labels, config, track=setup.track)
+    state.objective.before_training(state, material)
     write_json(run.summary, {**run.read_summary(), "baselines": watch.first_look(setup, state, run)})
     save_checkpoint(state, run.initial)
     save_checkpoint(state, run.checkpoint)
@@ -98,7 +104,7 @@ def _start(setup: Setup, run: RunDir, *, processes: int) -> None:
 
 def evaluate(setup: Setup, state: TrainState, run: RunDir) -> dict[str, Any]:
     """Scores on every split that has true classes, also kept in the run's summary."""
-    summary = {**run.read_summary(), **watch.final_scores(setup, state)}
+    summary = {**run.read_summary(), "method": setup.config.method.name, **watch.final_scores(setup, state)}
     write_json(run.summary, summary)
     return summary
 
@@ -108,51 +114,41 @@ def build_state(setup: Setup, parts: TrunkParts, ranks: Ranks | None = None) -> 
     config, ranks = setup.config, ranks or Ranks()
     known = len(setup.manifest.known_classes)
     model = DualBranchModel(parts, known=known, novel=setup.clusters, model=config.model, compat=config.compat)
-    objective = Objective(
-        model.dim,
-        model=config.model,
-        labels=config.pseudo_labels,
-        loss=config.loss,
-        self_labels=config.self_labels,
-        compat=config.compat,
-    )
-    if config.self_labels.weight:
-        objective.targets = torch.zeros(len(setup.manifest.unlabelled), setup.clusters)
+    objective = build_method(config, model, images=len(setup.manifest.unlabelled), clusters=setup.clusters)
     device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
     if ranks.size > 1:
         with_global_batch_norm(model.branches)
     model.to(memory_format=torch.channels_last)  # type: ignore[call-overload]  # missing in torch's types
     model.to(device)
     objective.to(device)
-    optimizer = torch.optim.SGD(
-        model.branches.parameters(),
-        config.optim.learning_rate,
-        config.optim.momentum,
-        weight_decay=config.optim.weight_decay,
-    )
     precision = Precision.on(device, mixed=config.optim.mixed_precision)
-    return TrainState(model, objective, optimizer, precision, ranks)
+    return TrainState(model, objective, _optimizer(model, config.optim), precision, ranks)
+
+
+def _optimizer(model: DualBranchModel, optim: OptimConfig) -> torch.optim.Optimizer:
+    parameters = model.branches.parameters()
+    if optim.optimizer == "adam":
+        return torch.optim.Adam(parameters, optim.learning_rate, weight_decay=optim.weight_decay)
+    return torch.optim.SGD(parameters, optim.learning_rate, optim.momentum, weight_decay=optim.weight_decay)
 
 
 def _fit(setup: Setup, state: TrainState, run: RunDir, log: RunLog) -> None:
     config, ranks, plan = setup.config, state.ranks, _batch_plan(setup)
     ranks.check(config.optim.labelled_batch + config.optim.unlabelled_batch)
     with ranks.leader_first():
-        views = _joint_views(setup, state.model, run)
-    loader = batches(views, plan, workers=config.data.workers, ranks=ranks)
+        material = _material(setup, state.model, run)
+    loader = batches(material.views, plan, workers=config.data.workers, ranks=ranks)
     if config.optim.compile:
         state.model.compile()
-    labels = torch.tensor(setup.labels)
     rows, curves = run.read_metrics()[: state.epoch], CurvePlots(run.plots)
     epochs = config.optim.epochs
     display = EpochDisplay(setup.console, log, epochs=epochs, steps=len(plan), rows=rows)
     try:
         with _board(setup, state, run) as board, display:
             while state.epoch < epochs:
-                if self_labels.due(config, state.epoch):
-                    display.say("clustering the unlabelled images")
-                    self_labels.refresh(state, views, labels, config)
-                terms = train_epoch(state, display.steps(loader), plan, labels, config)
+                display.say("preparing")
+                state.objective.before_epoch(state, material)
+                terms = train_epoch(state, display.steps(loader), plan, material.labels, config)
                 if not ranks.leads:
                     continue
                 display.say("looking at the clusters")
@@ -192,7 +188,13 @@ def _board(
     return tensorboard(run.path / "tensorboard", epochs_done=state.epoch)
 
 
-def _joint_views(setup: Setup, model: DualBranchModel, run: RunDir) -> FileViews | CachedViews:
+def _material(setup: Setup, model: DualBranchModel, run: RunDir) -> Material:
+    """What a method may look at; views are cached here if they are to be."""
+    views = _views(setup, model, run)
+    return Material(views, torch.tensor(setup.labels), setup.manifest.unlabelled, setup.config, setup.track)
+
+
+def _views(setup: Setup, model: DualBranchModel, run: RunDir) -> FileViews | CachedViews:
     data, images = setup.config.data, setup.manifest.images
     if not data.cache_views:
         return FileViews(images, data)

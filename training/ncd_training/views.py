@@ -78,7 +78,8 @@ class CachedViews(Dataset[list[Tensor]]):
 class BatchPlan(Sampler[list[ViewRequest]]):
     """Which images, and which views of them, make up each batch of an epoch.
 
-    An epoch is one pass over the labelled images; the unlabelled ones are cycled beside them.
+    An epoch is one pass over the labelled images; the unlabelled ones are cycled beside them. Where batches have no
+    labelled images, it is one pass over the unlabelled ones.
     """
 
     labelled: int
@@ -91,6 +92,8 @@ class BatchPlan(Sampler[list[ViewRequest]]):
 
     def __len__(self) -> int:
         """Batches in an epoch; images left over at its end wait for the next order."""
+        if not self.labelled_batch:
+            return max(1, self.unlabelled // self.unlabelled_batch)
         return max(1, self.labelled // self.labelled_batch)
 
     def __iter__(self) -> Iterator[list[ViewRequest]]:

@@ -45,7 +45,7 @@ def first_look(setup: Setup, state: TrainState, run: RunDir) -> dict[str, Scores
         track=setup.track,
         what="initial features",
     )
-    clusters = setup.clusters + (len(manifest.known_classes) if manifest.open_world else 0)
+    clusters = setup.novel_classes + (len(manifest.known_classes) if manifest.open_world else 0)
     ids = kmeans_ids(outputs.embedding, clusters, seed=seed)
     if drawn:
         with setup.console.status("drawing t-SNE of the initial embeddings"):
@@ -73,7 +73,7 @@ def look(setup: Setup, state: TrainState, run: RunDir) -> dict[str, float]:
         state.model, manifest.unlabelled, data.preprocess, workers=0, track=progress.silent, what="looking", see=probe
     )
     figures: dict[str, float] = {}
-    if manifest.truth is not None and probe is not None:
+    if manifest.truth is not None:
         truth = np.array(manifest.truth)
         figures |= {
             name: value for name, value in cluster_scores(outputs.cluster_ids, truth).items() if name != "images"
@@ -91,7 +91,7 @@ def final_scores(setup: Setup, state: TrainState) -> dict[str, Any]:
     data, manifest = setup.config.data, setup.manifest
     probe, rows = _probe(setup, state)
     splits = evaluate_splits(state.model, manifest, data.preprocess, workers=data.workers, track=setup.track, see=probe)
-    if manifest.truth is None or probe is None:
+    if manifest.truth is None:
         return {"scores": splits}
     return {"scores": splits, "pseudo_labels": _qualities(probe, np.array(manifest.truth)[rows])}
 
@@ -99,11 +99,12 @@ def final_scores(setup: Setup, state: TrainState) -> dict[str, Any]:
 def _probe(setup: Setup, state: TrainState) -> tuple[PairProbe | None, Ids]:
     """A follower of the unlabelled images; none where there is nothing to compare pseudo labels with."""
     rows = sample_rows(len(setup.manifest.unlabelled), seed=setup.config.optim.seed)
-    return (None if setup.manifest.truth is None else PairProbe(state.objective, rows)), rows
+    return (PairProbe(state.objective, rows) if setup.manifest.truth and state.objective.pseudo_labels else None), rows
 
 
-def _qualities(probe: PairProbe, truth: Ids) -> dict[str, dict[str, float]]:
-    qualities = {branch: pair_quality(scores, truth) for branch, scores in probe.scores().items()}
+def _qualities(probe: PairProbe | None, truth: Ids) -> dict[str, dict[str, float]]:
+    judged = probe.scores() if probe else {}
+    qualities = {branch: pair_quality(scores, truth) for branch, scores in judged.items()}
     return {branch: quality for branch, quality in qualities.items() if quality}
 
 
