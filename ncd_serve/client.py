@@ -20,6 +20,7 @@ from ncd_serve.errors import ServerError, UsageError
 from ncd_serve.prediction import Prediction
 from ncd_serve.sources import find_sources
 
+Images = str | Path | Iterable[str | Path]
 DEFAULT_MODEL = "ncd_global"
 DEFAULT_TIMEOUT = 60.0
 DEFAULT_PATIENCE = 60.0
@@ -53,7 +54,7 @@ class Client:
         self._model = in_background(opening).result()
         self._closing = weakref.finalize(self, _close, self._model)
         self.preprocess, self.max_batch, _ = self._model.contract
-        self.cluster_names = in_background(self._model.names()).result()
+        self.cluster_names = self._model.cluster_names
 
     def probabilities(self, images: NDArray[np.uint8]) -> NDArray[np.float32]:
         """Images uint8 [N, H, W, 3] to cluster probabilities [N, C], in as many requests as the server needs."""
@@ -67,7 +68,7 @@ class Client:
         return future
 
     def assign(
-        self, images: Iterable[str | Path], *, allow_urls: bool = False, top_k: int = 3, min_confidence: float = 0.0
+        self, images: Images, *, allow_urls: bool = False, top_k: int = 3, min_confidence: float = 0.0
     ) -> Iterator[Prediction]:
         """One row for each image in files, folders, patterns, archives and, if allowed, URLs; in their order."""
         sources = find_sources(images, allow_urls=allow_urls).images
@@ -92,11 +93,12 @@ class Client:
 
 
 class AsyncClient:
-    """The same for asyncio.
+    """The same for asyncio; nothing blocks the caller's loop.
 
     async with await AsyncClient.connect("grpc://127.0.0.1:8001") as client:
         async for row in client.assign(["photos/"]):
             print(row.path, row.cluster_name, row.confidence)
+
     """
 
     def __init__(self, client: Client) -> None:
@@ -113,7 +115,7 @@ class AsyncClient:
         """As `Client.probabilities`."""
         return await asyncio.wrap_future(self._client.submit(images))
 
-    async def assign(self, images: Iterable[str | Path], **options: Any) -> AsyncIterator[Prediction]:
+    async def assign(self, images: Images, **options: Any) -> AsyncIterator[Prediction]:
         """As `Client.assign`."""
         rows = await asyncio.to_thread(self._client.assign, images, **options)
         while (row := await asyncio.to_thread(next, rows, None)) is not None:
@@ -146,27 +148,29 @@ class _ServedModel:
         side = contract.preprocess.resolution
         self._shape = (side, side, 3)
         self._room = asyncio.Semaphore(concurrency)
+        self.cluster_names = [str(number) for number in range(contract.clusters)]
         self.close = connection.close
 
     @classmethod
     async def open(cls, url: str, model: str, *, timeout: float, patience: float, concurrency: int) -> _ServedModel:
         connection = Connection(url, model, timeout=timeout, patience=patience)
         try:
-            contract = read_contract(await connection.config(), connection.where)
-            return cls(connection, contract, concurrency)
+            served = cls(connection, read_contract(await connection.config(), connection.where), concurrency)
+            await served._read_names()
+            return served
         except BaseException:
             await connection.close()
             raise
 
-    async def names(self) -> list[str]:
+    async def _read_names(self) -> None:
         """The label of every cluster, through the classification extension: there is no other way to ask for them."""
-        names = [str(number) for number in range(self.contract.clusters)]
-        answer = await self._connection.infer(np.zeros((1, *self._shape), np.uint8), class_count=len(names))
+        blank = np.zeros((1, *self._shape), np.uint8)
+        answer = await self._connection.infer(blank, class_count=self.contract.clusters)
         for entry in answer.ravel():
             # score:index:label, where a label may hold colons itself
-            _score, index, *label = entry.decode().split(":", 2)
-            names[int(index)] = label[0] if label else names[int(index)]
-        return names
+            _score, index, *label = entry.decode(errors="replace").split(":", 2)
+            if label:
+                self.cluster_names[int(index)] = label[0]
 
     async def probabilities(self, images: NDArray[np.uint8]) -> NDArray[np.float32]:
         if images.dtype != np.uint8 or images.shape[1:] != self._shape or not len(images):

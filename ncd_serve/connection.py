@@ -6,10 +6,12 @@ import asyncio
 import logging
 import random
 import time
+import uuid
 from collections.abc import Awaitable, Callable, Coroutine
 from concurrent.futures import Future
 from functools import cache
 from importlib import import_module
+from itertools import count
 from threading import Thread
 from typing import Any, TypeVar
 
@@ -72,6 +74,7 @@ class Connection:
         self.where = f"model '{model}' on {self._address}"
         self._model, self._timeout, self._patience = model, timeout, patience
         self._secure, self._away = scheme in _SECURE, False
+        self._request_ids = map(f"{uuid.uuid4().hex[:8]}-{{}}".format, count(1))
         self._library = import_module(f"tritonclient.{_PROTOCOLS[scheme]}.aio")
         options: dict[str, Any] = {"channel_args": _GRPC_OPTIONS}
         self._lost: tuple[type[Exception], ...] = ()
@@ -93,7 +96,8 @@ class Connection:
         image = self._library.InferInput("image", list(images.shape), "UINT8")
         image.set_data_from_numpy(images)
         wanted = [self._library.InferRequestedOutput("probabilities", class_count=class_count)]
-        result = await self._call(lambda: self._client.infer(self._model, [image], outputs=wanted), self._patience)
+        request = {"outputs": wanted, "request_id": next(self._request_ids)}  # the server's log names it
+        result = await self._call(lambda: self._client.infer(self._model, [image], **request), self._patience)
         self._note(away=False)
         array: NDArray[Any] = result.as_numpy("probabilities")
         return array

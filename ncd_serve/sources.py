@@ -30,12 +30,12 @@ class Sources(NamedTuple):
     total: int | None
 
 
-def find_sources(words: Iterable[str | Path], *, allow_urls: bool = False) -> Sources:
+def find_sources(words: str | Path | Iterable[str | Path], *, allow_urls: bool = False) -> Sources:
     """What the words mean, in their order. What is wrong with a word is said at once, before any image is read.
 
     The path of a row is that of the file, `ARCHIVE/MEMBER`, or the URL.
     """
-    parts = [_expand(word, allow_urls) for word in words]
+    parts = [_expand(word, allow_urls) for word in ([words] if isinstance(words, (str, Path)) else words)]
     known = [part.total for part in parts if part.total is not None]
     images = chain.from_iterable(part.images for part in parts)
     return Sources(images, sum(known) if len(known) == len(parts) else None)

@@ -17,11 +17,10 @@ import pytest
 from PIL import Image
 
 from ncd_serve.bundle import Bundle
-from ncd_serve.errors import NcdError
 from ncd_serve.preprocess import load_array
 from ncd_serve.runners import open_session
 from ncd_serve.tables import partial_path
-from ncd_serve.triton import TritonServer, find_triton
+from ncd_serve.triton import TritonServer
 from ncd_serve.triton.process import choose_ports
 
 pytestmark = pytest.mark.triton
@@ -53,12 +52,8 @@ def expected(pictures: Path, bundle: Path) -> list[tuple[str, Any]]:
 
 
 @pytest.fixture(scope="module")
-def victim(bundle: Path, repository: Path) -> Iterator[TritonServer]:
+def victim(triton: None, bundle: Path, repository: Path) -> Iterator[TritonServer]:
     """A Triton of these tests' own, to be ill-treated; it comes back on the same ports."""
-    try:
-        find_triton()
-    except NcdError as error:
-        pytest.skip(f"no Triton here: {error}")
     ports = choose_ports("127.0.0.1", None, None, None)
     with TritonServer(repository, grpc_port=ports.grpc, http_port=ports.http) as running:
         yield running
