@@ -109,15 +109,12 @@ def _pickled(path: Path) -> Mapping[str, Any]:
             warnings.simplefilter("ignore")  # about pickles of other protocols: they end as errors here
             content = torch.load(path, map_location="cpu", weights_only=True)
     except Exception as error:  # a damaged or foreign pickle fails in any way it likes
-        reason = str(error).rpartition("WeightsUnpickler error:")[2].strip().partition("\n")[0]
         if code := re.search(r"GLOBAL (\S+) was not an allowed global", str(error)):
             raise DataError(
                 f"{path} asks for code, {code[1]}, which was not run",
                 hint="if you trust the file, load it yourself and save its state dict with safetensors.torch.save_file",
             ) from None
-        raise DataError(
-            f"{path} is damaged, or no file of weights: {reason or type(error).__name__}", hint=_AGAIN
-        ) from None
+        raise DataError(f"{path} is damaged, or no file of weights", hint=_AGAIN) from None
     if not isinstance(content, Mapping):
         raise DataError(f"{path} holds a {type(content).__name__}, not weights", hint="save the network's state dict")
     return content
