@@ -63,6 +63,10 @@ def test_the_codes_are_the_documented_ones() -> None:
         (("assign", "x.jpg", "--bundle", "nowhere"), 3, ("no such file or folder: x.jpg",)),
         (("query", ".", "--url", "http://h:1"), 3, ("no images in",)),
         (("query", "x.jpg", "--out", "rows.xlsx"), 2, ("rows.xlsx", ".parquet")),
+        (("query", "x.jpg", "--resume"), 2, ("--resume needs the --out", "hint: add --out FILE")),
+        (("query", "https://h/x.jpg"), 2, ("https://h/x.jpg is a URL", "--allow-urls")),
+        (("query", "*.jpg"), 3, ("no such file or folder: *.jpg",)),
+        (("query", __file__, "--url", "ftp://h:1"), 2, ("'ftp://h:1' is not a server address", "grpc://HOST:PORT")),
     ],
 )
 def test_mistakes(arguments: tuple[str, ...], code: int, words: tuple[str, ...], ncd: Any, tmp_path: Path) -> None:

@@ -106,6 +106,13 @@ def test_a_model_that_is_not_ours_is_refused(url: str) -> None:
         Client(url, model="nothing")
 
 
+def test_a_server_without_tls_is_not_taken_for_one_with_it(server: TritonServer) -> None:
+    for url in (f"grpcs://{server.grpc_url}", f"https://{server.http_url}"):
+        with pytest.raises(ServerError, match="no Triton server answers") as refused:
+            Client(url)
+        assert "certificate" in str(refused.value.hint)
+
+
 @pytest.mark.parametrize("url", ["ftp://h:1", "h", "grpc://h", "grpc://h:port", ""])
 def test_addresses_that_cannot_be_one(url: str) -> None:
     with pytest.raises(UsageError, match="is not a server address"):
