@@ -23,7 +23,6 @@ from ncd_training.weights import initial_trunk
 from onnx import numpy_helper
 from rich.console import Console
 
-from ncd_serve.bundle import Bundle
 from ncd_serve.preprocess import load_array
 from ncd_serve.runners import open_session
 
@@ -133,6 +132,6 @@ def test_what_several_processes_trained_is_exported_by_one(glyphs: Path, tmp_pat
     finally:
         dist.destroy_process_group()
     exported = export_run(setup, run, out=tmp_path / "bundle", repository=tmp_path / "repository", name="m")
-    image = load_array(setup.manifest.unlabelled[0], setup.config.data.preprocess)[None]
-    (answer,) = open_session(Bundle.read(exported.bundle.folder).model_path).run(["probabilities"], {"image": image})
-    np.testing.assert_allclose(answer, trained_answers(model, image)[0], atol=1e-4)
+    images = np.stack([load_array(setup.manifest.unlabelled[0], setup.config.data.preprocess)])
+    (answer,) = open_session(exported.bundle.model_path).run(["probabilities"], {"image": images})
+    np.testing.assert_allclose(answer, trained_answers(model, images)[0], atol=1e-4)

@@ -35,7 +35,8 @@ def test_a_changed_or_missing_file_is_refused(copy: Path, name: str) -> None:
 @pytest.mark.parametrize(
     ("change", "reason"),
     [
-        ({"schema_version": 99}, "has schema 99"),
+        ({"schema_version": 99, "surprise": 1}, "has schema 99"),
+        ({"schema_version": None}, "damaged: schema_version"),
         ({"cluster_names": "one"}, "damaged: cluster_names"),
         ({"surprise": 1}, "damaged: surprise"),
     ],
@@ -44,6 +45,13 @@ def test_newer_or_damaged_descriptions_are_refused(copy: Path, change: dict[str,
     path = copy / "bundle.json"
     path.write_text(json.dumps({**json.loads(path.read_text()), **change}))
     with pytest.raises(DataError, match=reason):
+        Bundle.read(copy)
+
+
+def test_a_file_without_a_hash_is_not_trusted(copy: Path) -> None:
+    path = copy / "bundle.json"
+    path.write_text(json.dumps({**json.loads(path.read_text()), "sha256": {}}))
+    with pytest.raises(DataError, match=r"model\.onnx is missing or not the file that was verified"):
         Bundle.read(copy)
 
 
