@@ -2,10 +2,11 @@
 
     .venv/bin/python benchmarks/training_speed.py [TRUNK ...]
 
-Plain form: default memory format, the two views in two passes, all pairs enumerated as repeated tensors, JPEGs decoded
-at full size. `files` is `ncd-serve train`, `cached` is `train --cache-views K`, `limit` is what is left when
-decoding and trunk cost nothing: branches and objective on maps that are already in memory. Each form runs in a process
-of its own with one thread, in turns; times are CPU time, the best of the rounds, so that other work counts little.
+Plain form: default memory format, the two views in two passes, all pairs enumerated as repeated tensors, gradients for
+all tokens of a transformer, JPEGs decoded at full size. `files` is `ncd-serve train`, `cached` is `train --cache-views
+K`, `limit` is what is left when decoding and trunk cost nothing: branches and objective on maps that are already in
+memory. Each form runs in a process of its own with one thread, in turns; times are CPU time, the best of the rounds, so
+that other work counts little.
 """
 
 from __future__ import annotations
@@ -16,6 +17,7 @@ import resource
 import subprocess
 import sys
 import time
+from dataclasses import replace
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
@@ -29,7 +31,7 @@ from ncd_training.dual_branch import BranchOutput, DualBranchModel
 from ncd_training.loop import train_step
 from ncd_training.losses import bank_log_probabilities, symmetric_kl
 from ncd_training.objective import Objective
-from ncd_training.trunk import build_trunk
+from ncd_training.trunk import TailOutput, TransformerTail, build_trunk
 from ncd_training.views import BatchPlan, FileViews, batches, cache_views
 from PIL import Image
 from rich.console import Console
@@ -54,14 +56,24 @@ def draw_photos(folder: Path) -> None:
         Image.fromarray((smooth + fine).clip(0, 255).astype(np.uint8)).save(folder / f"{number:03}.jpg", quality=90)
 
 
-def build(trunk: str, *, channels_last: bool) -> TrainState:
+def build(trunk: str, *, plain: bool) -> TrainState:
     config, parts = TrainConfig(), build_trunk(trunk, resolution=SIZES[trunk])
+    if plain and isinstance(parts.tail, TransformerTail):
+        parts = replace(parts, tail=WholeTail(parts.tail.block, parts.tail.norm, parts.tail.grid))
     model = DualBranchModel(parts, known=KNOWN, novel=NOVEL)
-    if channels_last:
+    if not plain:
         model.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
     objective = Objective(model.dim, model=config.model, labels=config.pseudo_labels, loss=config.loss)
     model.train()
     return TrainState(model, objective, torch.optim.SGD(model.branches.parameters(), 0.01, momentum=0.9))
+
+
+class WholeTail(TransformerTail):
+    """Gradients for every token, also for those that no term is a function of."""
+
+    def forward(self, tokens: Tensor) -> TailOutput:
+        features = torch.relu(self.norm(self.block(tokens)))
+        return TailOutput(features[:, 1:].transpose(1, 2).unflatten(2, self.grid), features[:, 0])
 
 
 class FullSizeViews(FileViews):
@@ -75,7 +87,9 @@ class FullSizeViews(FileViews):
 def plain_step(state: TrainState, views: list[Tensor], labels: Tensor, generator: torch.Generator) -> None:
     """The five terms as one would write them down first."""
     model, objective, n = state.model, state.objective, len(labels)
-    first, second = (model(model.to_maps(view)) for view in views)
+    with torch.no_grad():
+        maps = [model.trunk(view) for view in views]
+    first, second = map(model, maps)
     terms = [F.cross_entropy(a.known_logits[:n], labels) for a in first]
     for number, (a, b) in enumerate(zip(first, second, strict=True)):
         terms.append(enumerated_bce(a, b, n, top_k=(5, 30)[number], described=describe(objective, number, a, n)))
@@ -116,7 +130,7 @@ def measure(trunk: str, form: str, folder: Path) -> dict[str, float]:
     """Seconds for each image of a step (two views each), and the peak memory of the process in MB."""
     torch.manual_seed(0)
     torch.set_num_threads(1)
-    state = build(trunk, channels_last=form != "plain")
+    state = build(trunk, plain=form == "plain")
     paths = sorted(folder.glob("*.jpg"))
     data = DataConfig(resolution=SIZES[trunk], resize=SIZES[trunk] + 32, cache_views=2)
     plan = BatchPlan(LABELLED, UNLABELLED, LABELLED, UNLABELLED, seed=0)
@@ -134,7 +148,7 @@ def measure(trunk: str, form: str, folder: Path) -> dict[str, float]:
         if form == "plain":
             plain_step(state, step, labels, generator)
         else:
-            train_step(state, step, labels, ramp=1.0, generator=generator)
+            train_step(state, step, labels, rows=torch.arange(UNLABELLED), ramp=1.0, generator=generator)
         if plan.epoch:
             best = min(best, time.process_time() - start)
     peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024

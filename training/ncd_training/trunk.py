@@ -22,7 +22,10 @@ IMAGENET_MEAN, IMAGENET_STD = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)
 
 
 class TailOutput(NamedTuple):
-    """What a tail makes of a batch: `parts` [B, d, h, w] and the pooled `embedding` [B, d]."""
+    """What a tail makes of a batch: `parts` [B, d, h, w] and the pooled `embedding` [B, d].
+
+    Gradients flow through the embedding; parts are compared, which needs none.
+    """
 
     parts: Tensor
     embedding: Tensor
@@ -78,15 +81,22 @@ class TransformerTail(nn.Module):
     Ranking statistics compare the largest entries, so both pass a ReLU: the features must not be signed.
     """
 
-    def __init__(self, block: nn.Module, norm: nn.Module, grid: tuple[int, int]) -> None:
+    def __init__(self, block: Any, norm: nn.Module, grid: tuple[int, int]) -> None:
         super().__init__()
         self.block, self.norm, self.grid = block, norm, grid
 
     def forward(self, tokens: Tensor) -> TailOutput:
         """Tokens [B, 1 + h*w, d] to parts and embedding."""
-        features = torch.relu(self.norm(self.block(tokens)))
-        parts = features[:, 1:].transpose(1, 2).unflatten(2, self.grid)
-        return TailOutput(parts, features[:, 0])
+        mixed = tokens + self.block.drop_path1(self.block.ls1(self.block.attn(self.block.norm1(tokens))))
+        embedding = self._features(mixed[:, 0])
+        # Tokens meet in the attention alone, and no term is a function of the parts: half of a step is saved.
+        with torch.no_grad():
+            parts = self._features(mixed[:, 1:])
+        return TailOutput(parts.transpose(1, 2).unflatten(2, self.grid), embedding)
+
+    def _features(self, mixed: Tensor) -> Tensor:
+        refined = mixed + self.block.drop_path2(self.block.ls2(self.block.mlp(self.block.norm2(mixed))))
+        return torch.relu(self.norm(refined))
 
 
 def _small_resnet(_resolution: int) -> TrunkParts:
