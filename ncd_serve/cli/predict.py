@@ -150,10 +150,11 @@ def _keep(rows: Iterable[Prediction], target: Path, finished: int, counts: Count
     try:
         write_rows(rows, target, resume=finished > 0)
     except BaseException:
-        _say(f"{finished + counts.total()} rows are kept in {partial_path(target)}: --resume goes on")
+        if kept := finished + counts.total():
+            _say(f"{kept} rows are kept in {partial_path(target)}: --resume goes on")
         raise
     parts = [f"{finished} from before"] if finished else []
-    parts += [f"{count} {status}" for status, count in sorted(counts.items(), reverse=True)]
+    parts += [f"{counts[status]} {status}" for status in ("ok", "unsure", "error") if counts[status]]
     _say(f"{finished + counts.total()} rows in {target} ({', '.join(parts)})")
 
 
