@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 import numpy as np
+import onnxruntime
 from ncd_training.run_dir import RunDir
 from ncd_training.setup import Setup
 from ncd_training.train import load_state
@@ -28,7 +29,7 @@ from ncd_serve.errors import DataError, UsageError
 from ncd_serve.files import atomic_directory, sha256, write_json, write_text
 from ncd_serve.preprocess import load_array
 
-_PACKAGES = ("ncd-serve", "torch", "onnx", "onnxruntime-gpu")
+_PACKAGES = ("ncd-serve", "torch", "onnx")
 _VERIFIED, _CALIBRATED, _CALIBRATION_BATCH = 256, 128, 8
 
 
@@ -101,23 +102,27 @@ def _write_model(
     facts = {key: getattr(manifest, key) for key in ("bundle_id", "dataset", "method", "precision")}
     with setup.console.status("translating to ONNX"):
         write_onnx(graph, model, resolution=manifest.preprocess.resolution, metadata={**facts, **manifest.versions})
-    paths = spread(setup.manifest.unlabelled, _VERIFIED)
-    images = _load(paths, setup)
+    images = _load(_compared(setup), setup)
     verification = verify(graph, model, images, max_batch=MAX_BATCH, track=setup.track)
     if options.precision == "fp32":
         return verification, None
-    reduced, calibration = model.with_name("reduced.onnx"), _calibration(setup, paths)
-    if options.precision == "fp16":
-        calibration = []
-        to_fp16(model, reduced)
-    else:
+    return verification, _reduce(model, graph.output_names, images, setup, options)
+
+
+def _reduce(model: Path, names: tuple[str, ...], images: Images, setup: Setup, options: ExportOptions) -> Agreement:
+    """Put the same model in fewer bits in its place, if it agrees with it."""
+    reduced = model.with_name("reduced.onnx")
+    calibration = _calibration(setup) if options.precision == "int8" else []
+    if calibration:
         pictures = _load(calibration, setup)
         batches = np.array_split(pictures, -(-len(pictures) // _CALIBRATION_BATCH))
         to_int8(model, reduced, setup.track(batches, "calibrating int8", len(batches)))
+    else:
+        to_fp16(model, reduced)
     agreement = compare_precisions(
         model,
         reduced,
-        graph.output_names,
+        names,
         images,
         precision=options.precision,
         calibrated_on=len(calibration),
@@ -126,18 +131,22 @@ def _write_model(
         track=setup.track,
     )
     reduced.replace(model)
-    return verification, agreement
+    return agreement
 
 
-def spread(paths: Sequence[Path], most: int) -> list[Path]:
+def _compared(setup: Setup) -> list[Path]:
+    return _spread(setup.manifest.unlabelled, _VERIFIED)
+
+
+def _calibration(setup: Setup) -> list[Path]:
+    """Training images, none of which is compared on."""
+    compared = set(_compared(setup))
+    return _spread([path for path in setup.manifest.images if path not in compared], _CALIBRATED)
+
+
+def _spread(paths: Sequence[Path], most: int) -> list[Path]:
     """At most so many of them, evenly spread, so that every cluster has a chance."""
     return list(paths[:: max(1, -(-len(paths) // most))])
-
-
-def _calibration(setup: Setup, compared: Sequence[Path]) -> list[Path]:
-    """Training images, none of which is compared on."""
-    left_out = set(compared)
-    return spread([path for path in setup.manifest.images if path not in left_out], _CALIBRATED)
 
 
 def _load(paths: Sequence[Path], setup: Setup) -> Images:
@@ -169,7 +178,8 @@ def _describe(setup: Setup, run: RunDir, options: ExportOptions, *, epochs: int)
             "labelled_images": len(manifest.labelled),
             "unlabelled_images": len(manifest.unlabelled),
         },
-        versions={name: version(name) for name in _PACKAGES},
+        # One package under several names, which depend on the platform.
+        versions={**{name: version(name) for name in _PACKAGES}, "onnxruntime": onnxruntime.__version__},
         sha256={},
     )
 
