@@ -13,7 +13,7 @@ from typing import Annotated
 import typer
 
 from ncd_serve import __version__
-from ncd_serve.cli import config, demo, export, inspect, predict, pretrain, serve, train
+from ncd_serve.cli import config, demo, estimate_k, export, inspect, predict, pretrain, serve, train
 from ncd_serve.cli.console import exit_with
 from ncd_serve.errors import NcdError
 
@@ -31,6 +31,7 @@ app = typer.Typer(
 )
 app.command()(train.train)
 app.command()(pretrain.pretrain)
+app.command()(estimate_k.estimate_k)
 app.command()(train.evaluate)
 app.add_typer(config.app, name="config")
 app.command()(export.export)

@@ -81,6 +81,34 @@ def config_layers(
     )
 
 
+def data_flags(
+    *,
+    dataset: str | None,
+    data_root: Path | None,
+    labelled: Path | None,
+    unlabelled: Path | None,
+    manifest: Path | None,
+    strict_data: bool,
+) -> dict[str, Any]:
+    """The settings that the options about images mean; None where one was not given."""
+    places = {"root": data_root, "labelled": labelled, "unlabelled": unlabelled, "manifest": manifest}
+    return {
+        "data.dataset": dataset,
+        **{f"data.{name}": place and str(place.absolute()) for name, place in places.items()},
+        "data.strict": strict_data or None,
+    }
+
+
+def check_places(flags: dict[str, Any]) -> None:
+    """Images come from one place."""
+    folders = flags["data.labelled"] or flags["data.unlabelled"]
+    if sum(place is not None for place in (flags["data.dataset"], folders, flags.get("data.manifest"))) > 1:
+        raise UsageError(
+            "a named dataset, own folders and a CSV file cannot be mixed",
+            hint="give one of them",
+        )
+
+
 def resolve(
     recipes: list[str] | None,
     config: Path | None,
@@ -89,12 +117,7 @@ def resolve(
     method: str | None = None,
 ) -> Any:
     """The configuration that the options of a training command make."""
-    folders = flags["data.labelled"] or flags["data.unlabelled"]
-    if sum(place is not None for place in (flags["data.dataset"], folders, flags.get("data.manifest"))) > 1:
-        raise UsageError(
-            "a named dataset, own folders and a CSV file cannot be mixed",
-            hint="give one of them",
-        )
+    check_places(flags)
     return _resolving().merged(config_layers(recipes, config, settings, flags, method))
 
 

@@ -17,6 +17,21 @@ class RowFormat(str, Enum):
     JSONL = "jsonl"
 
 
+# Of commands that train.
+Dataset = Annotated[str | None, typer.Option(help="A named dataset, e.g. glyphs or cub200.")]
+DataRoot = Annotated[Path | None, typer.Option(help="Where the named dataset is; default data.")]
+Labelled = Annotated[Path | None, typer.Option(help="Your images: one folder for each known class.")]
+Unlabelled = Annotated[Path | None, typer.Option(help="Your images that nobody named, flat or nested.")]
+ManifestFile = Annotated[Path | None, typer.Option(help="Your images in a CSV file: path,label,split.")]
+StrictData = Annotated[bool, typer.Option("--strict-data", help="Stop at unusable images.")]
+Weights = Annotated[
+    Path | None, typer.Option(help="Weights to start from: MoCo v2, RotNet, torchvision, timm, DINO, or a run.")
+]
+CacheViews = Annotated[
+    int | None, typer.Option(min=0, help="Compute the frozen trunk once for so many views of each image.")
+]
+Seed = Annotated[int | None, typer.Option(help="Seed of all random choices.")]
+
 ModelName = Annotated[str, typer.Option(help="The model's name in the repository.")]
 Images = Annotated[
     list[str],

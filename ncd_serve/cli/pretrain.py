@@ -9,27 +9,28 @@ from typing import Annotated, Any
 import typer
 
 from ncd_serve.cli import extras
-from ncd_serve.cli.config import ConfigFile, Recipes, Settings, resolve
+from ncd_serve.cli.config import ConfigFile, Recipes, Settings, data_flags, resolve
 from ncd_serve.cli.console import messages, out
+from ncd_serve.cli.options import DataRoot, ManifestFile, Seed, StrictData
 from ncd_serve.errors import UsageError
 
 
 def pretrain(
     method: Annotated[str | None, typer.Option(help="rotnet (the default) or moco.")] = None,
     dataset: Annotated[str | None, typer.Option(help="A named dataset: all of its training images.")] = None,
-    data_root: Annotated[Path | None, typer.Option(help="Where the named dataset is; default data.")] = None,
+    data_root: DataRoot = None,
     images: Annotated[
         Path | None, typer.Option("--images", "--unlabelled", help="Your images, flat or nested.")
     ] = None,
     labelled: Annotated[Path | None, typer.Option(help="More of your images; their classes are not used.")] = None,
-    manifest: Annotated[Path | None, typer.Option(help="Your images in a CSV file: path,label,split.")] = None,
-    strict_data: Annotated[bool, typer.Option("--strict-data", help="Stop at unusable images.")] = False,
+    manifest: ManifestFile = None,
+    strict_data: StrictData = False,
     trunk: Annotated[str | None, typer.Option(help="The network, e.g. resnet50 or cifar_resnet18.")] = None,
     epochs: Annotated[int | None, typer.Option(min=1, help="How many epochs.")] = None,
     recipe: Recipes = None,
     config: ConfigFile = None,
     set_: Settings = None,
-    seed: Annotated[int | None, typer.Option(help="Seed of all random choices.")] = None,
+    seed: Seed = None,
     output: Annotated[Path | None, typer.Option("--out", help="Run directory; default runs/<name>-<time>.")] = None,
     resume: Annotated[Path | None, typer.Option(help="Go on with an interrupted run.")] = None,
 ) -> None:
@@ -44,12 +45,14 @@ def pretrain(
     else:
         flags = {
             "pretrain.method": method,
-            "data.dataset": dataset,
-            "data.root": data_root and str(data_root.absolute()),
-            "data.labelled": labelled and str(labelled.absolute()),
-            "data.unlabelled": images and str(images.absolute()),
-            "data.manifest": manifest and str(manifest.absolute()),
-            "data.strict": strict_data or None,
+            **data_flags(
+                dataset=dataset,
+                data_root=data_root,
+                labelled=labelled,
+                unlabelled=images,
+                manifest=manifest,
+                strict_data=strict_data,
+            ),
             "model.trunk": trunk,
             "pretrain.epochs": epochs,
             "optim.seed": seed,

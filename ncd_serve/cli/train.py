@@ -11,30 +11,39 @@ from typing import Annotated, Any
 import typer
 
 from ncd_serve.cli import extras
-from ncd_serve.cli.config import ConfigFile, MethodName, Recipes, Settings, resolve
+from ncd_serve.cli.config import ConfigFile, MethodName, Recipes, Settings, data_flags, resolve
 from ncd_serve.cli.console import messages, out
+from ncd_serve.cli.options import (
+    CacheViews,
+    DataRoot,
+    Dataset,
+    Labelled,
+    ManifestFile,
+    Seed,
+    StrictData,
+    Unlabelled,
+    Weights,
+)
 from ncd_serve.errors import UsageError
 
 
 def train(
-    dataset: Annotated[str | None, typer.Option(help="A named dataset, e.g. glyphs or cub200.")] = None,
-    data_root: Annotated[Path | None, typer.Option(help="Where the named dataset is; default data.")] = None,
-    labelled: Annotated[Path | None, typer.Option(help="Your images: one folder for each known class.")] = None,
-    unlabelled: Annotated[Path | None, typer.Option(help="Your images that nobody named, flat or nested.")] = None,
-    manifest: Annotated[Path | None, typer.Option(help="Your images in a CSV file: path,label,split.")] = None,
-    strict_data: Annotated[bool, typer.Option("--strict-data", help="Stop at unusable images.")] = False,
-    novel_classes: Annotated[int | None, typer.Option(min=2, help="How many clusters to find.")] = None,
-    weights: Annotated[
-        Path | None, typer.Option(help="Weights to start from: MoCo v2, RotNet, torchvision, timm, DINO, or a run.")
+    dataset: Dataset = None,
+    data_root: DataRoot = None,
+    labelled: Labelled = None,
+    unlabelled: Unlabelled = None,
+    manifest: ManifestFile = None,
+    strict_data: StrictData = False,
+    novel_classes: Annotated[
+        str | None, typer.Option(metavar="N|auto", help="How many clusters to find; auto: estimated first.")
     ] = None,
-    cache_views: Annotated[
-        int | None, typer.Option(min=0, help="Compute the frozen trunk once for so many views of each image.")
-    ] = None,
+    weights: Weights = None,
+    cache_views: CacheViews = None,
     method: MethodName = None,
     recipe: Recipes = None,
     config: ConfigFile = None,
     set_: Settings = None,
-    seed: Annotated[int | None, typer.Option(help="Seed of all random choices.")] = None,
+    seed: Seed = None,
     output: Annotated[Path | None, typer.Option("--out", help="Run directory; default runs/<dataset>-<time>.")] = None,
     resume: Annotated[Path | None, typer.Option(help="Go on with an interrupted run.")] = None,
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Check all, try two steps, say what it costs.")] = False,
@@ -49,13 +58,15 @@ def train(
         _load("train").resume(setup, run)
     else:
         flags = {
-            "data.dataset": dataset,
-            "data.root": data_root and str(data_root.absolute()),
-            "data.labelled": labelled and str(labelled.absolute()),
-            "data.unlabelled": unlabelled and str(unlabelled.absolute()),
-            "data.manifest": manifest and str(manifest.absolute()),
-            "data.strict": strict_data or None,
-            "data.novel_classes": novel_classes,
+            **data_flags(
+                dataset=dataset,
+                data_root=data_root,
+                labelled=labelled,
+                unlabelled=unlabelled,
+                manifest=manifest,
+                strict_data=strict_data,
+            ),
+            "data.novel_classes": _cluster_number(novel_classes),
             "data.cache_views": cache_views,
             "model.weights": weights and str(weights.absolute()),
             "optim.seed": seed,
@@ -67,14 +78,21 @@ def train(
             _load("run_dir").weights_path(settings.model.weights)
         setup = _load("setup").prepare(settings, messages)
         _load("weights").check_weights(setup.config)
+        if dry_run and setup.config.data.novel_classes == "auto":
+            raise UsageError("a dry run needs the number of clusters", hint="give --novel-classes N, a guess will do")
         if dry_run:
             # The plan is the answer here, so it goes where answers go.
             _load("train").dry_run(replace(setup, console=out))
             return
         if output is None and "RANK" in os.environ:
             raise UsageError("torchrun's processes need one run directory", hint="give --out DIR")
+        estimated = setup.config.data.novel_classes == "auto"
+        if estimated and "RANK" in os.environ:
+            raise UsageError("one process estimates the number of classes", hint="ask ncd-serve estimate-k first")
         folder = output or Path("runs") / _load("run_dir").default_run_name(setup.manifest.name)
         run = _load("run_dir").RunDir.create(folder, setup.config)
+        if estimated:
+            setup = _load("probing").with_estimate(setup, run)
         _load("train").train(setup, run)
     for line in _load("report").headlines(run.read_summary()):
         out.print(line, highlight=False)
@@ -105,6 +123,11 @@ def open_run(path: Path) -> tuple[Any, Any]:
     """A run directory, and its settings and images looked at: all that can be wrong before torch is needed."""
     run = _load("run_dir").RunDir.open(path)
     return run, _load("setup").prepare(run.config(), messages)
+
+
+def _cluster_number(text: str | None) -> int | str | None:
+    """What --novel-classes says; settings refuse what is no number."""
+    return int(text) if text is not None and text.isdecimal() else text
 
 
 def _check_tensorboard(config: Any) -> None:

@@ -31,7 +31,8 @@ class DataConfig(Section):
     unlabelled: Path | None = None
     manifest: Path | None = None  # or a CSV file that lists them
     strict: bool = False  # an image that cannot be used is an error; False: it is left out
-    novel_classes: int | None = Field(None, ge=2)  # number of clusters; None: the dataset knows it
+    # Number of clusters; auto: estimated first; None: the dataset knows it.
+    novel_classes: Annotated[int, Field(ge=2)] | Literal["auto"] | None = None
     resolution: int = Field(224, ge=16)
     resize: int = Field(256, ge=16)
     augmentation: Literal["crop", "glyph", "cifar10", "cifar100", "moco"] = "crop"
@@ -164,6 +165,18 @@ class PretrainConfig(Section):
     temperature: float = 0.2
 
 
+class EstimateConfig(Section):
+    """How the number of novel classes is estimated (`ncd-serve estimate-k`); see class_number.py."""
+
+    estimator: Literal["balanced", "dtc", "gcd"] = "balanced"
+    most: int | None = Field(None, ge=2)  # numbers up to this are tried; None: 100, or half as many as there are images
+    probe_share: float = Field(0.25, gt=0, lt=1)  # of the known classes, held back from training; not gcd
+    anchor_share: float = Field(0.6, gt=0, lt=1)  # of the probe classes, told to dtc
+    small_cluster: float = Field(0.01, ge=0, lt=1)  # tau of dtc: share of the largest that a cluster must exceed
+    silhouette_images: int = Field(2000, ge=3)
+    starts: int = Field(5, ge=1)  # of every clustering
+
+
 class OptimConfig(Section):
     """Gradient descent with step decay."""
 
@@ -215,6 +228,7 @@ class TrainConfig(Section):
     optim: OptimConfig = OptimConfig()
     pretrain: PretrainConfig = PretrainConfig()
     report: ReportConfig = ReportConfig()
+    estimate: EstimateConfig = EstimateConfig()
 
     @model_validator(mode="after")
     def _fits_together(self) -> TrainConfig:

@@ -19,6 +19,7 @@ from sklearn.decomposition import PCA
 from sklearn.manifold import TSNE
 
 from ncd_serve.files import atomic_path
+from ncd_training.class_number import Estimate
 from ncd_training.report import PAIRS, QUALITY, TERMS, grouped
 
 _MARKERS = "os^DvP"
@@ -38,6 +39,16 @@ class Points:
     groups: NDArray[np.int64]
     names: Sequence[str]  # of the groups, by number; where there is none, the number is the name
     known: NDArray[np.float32]
+
+
+@dataclass(frozen=True)
+class Bar:
+    """A row of a comparison, in percent; what is not known is None."""
+
+    label: str
+    mean: float | None
+    deviation: float | None
+    published: float | None
 
 
 class CurvePlots:
@@ -103,6 +114,50 @@ def draw_tsne(points: Points, *, title: str, seed: int, target: Path) -> None:
     axes.spines[:].set_color("0.8")
     if len(np.unique(points.groups)) <= _MOST_IN_LEGEND:
         axes.legend(loc="center left", bbox_to_anchor=(1, 0.5), frameon=False, fontsize="small", markerscale=1.5)
+    _save(figure, target)
+
+
+def draw_estimate(found: Estimate, target: Path) -> None:
+    """How well known classes were found with each number of novel classes, and the number that was chosen."""
+    figure, axes = plt.subplots(figsize=(7, 4.2), layout="constrained")
+    classes = [trial.classes for trial in found.trials]
+    axes.plot(classes, [trial.accuracy for trial in found.trials], ".-", label=found.score_name)
+    if found.by_silhouette is not None:
+        axes.plot(classes, [trial.silhouette for trial in found.trials], ".-", label="silhouette")
+    axes.axvline(found.classes, color="0.5", linestyle="--", label=found.line)
+    axes.set(title=f"number of novel classes, estimator {found.estimator}", xlabel="novel classes")
+    axes.xaxis.set_major_locator(MaxNLocator(integer=True))
+    axes.grid(alpha=0.3)
+    axes.spines[["top", "right"]].set_visible(False)
+    axes.legend(fontsize="small", frameon=False)
+    _save(figure, target)
+
+
+def draw_bars(columns: Mapping[str, Sequence[Bar]], *, title: str, target: Path) -> None:
+    """ACC of every row, with its deviation over seeds; a published figure is a mark beside the bar."""
+    rows = max(len(bars) for bars in columns.values())
+    size = (7 * len(columns), 1.4 + 0.4 * rows)
+    figure, places = plt.subplots(1, len(columns), figsize=size, squeeze=False, sharey=True, layout="constrained")
+    for axes, (name, bars) in zip(places[0], columns.items(), strict=True):
+        axes.barh(
+            [bar.label for bar in bars],
+            [bar.mean or 0.0 for bar in bars],
+            xerr=[bar.deviation or 0.0 for bar in bars],
+            color="C0",
+            ecolor="0.3",
+            capsize=3,
+            label="here",
+        )
+        known = [(bar.published, bar.label) for bar in bars if bar.published is not None]
+        if known:
+            axes.plot(*zip(*known, strict=True), "D", color="C1", label="published, see the notes")
+        axes.set(xlabel=f"ACC in %, {name}", xlim=(0, 100))
+        axes.grid(alpha=0.3, axis="x")
+        axes.set_axisbelow(True)
+        axes.spines[["top", "right"]].set_visible(False)
+    places[0][0].invert_yaxis()  # the first row on top
+    places[0][-1].legend(fontsize="small", loc="center left", bbox_to_anchor=(1, 0.5), frameon=False)
+    figure.suptitle(title)
     _save(figure, target)
 
 

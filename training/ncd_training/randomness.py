@@ -17,6 +17,7 @@ class Purpose(IntEnum):
     PARTS = 3
     SELF_LABELS = 4
     HELD_OUT = 5
+    ESTIMATE = 6
 
 
 def seed_for(*parts: int) -> int:

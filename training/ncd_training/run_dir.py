@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import platform
+import shutil
 import sys
 from dataclasses import dataclass
 from datetime import datetime, timezone
@@ -39,7 +40,7 @@ class RunDir:
             )
         run = cls(path)
         run.plots.mkdir(parents=True, exist_ok=True)
-        write_text(run.path / "config.toml", config.to_toml())
+        run.write_config(config)
         write_json(run.environment, {"made_by": command, **_environment()})
         return run
 
@@ -59,6 +60,10 @@ class RunDir:
     def config(self) -> TrainConfig:
         """The configuration that the run was started with."""
         return resolve_config(config_file=self.path / "config.toml")
+
+    def write_config(self, config: TrainConfig) -> None:
+        """Keep a resolved configuration."""
+        write_text(self.path / "config.toml", config.to_toml())
 
     @property
     def environment(self) -> Path:
@@ -90,6 +95,15 @@ class RunDir:
     def initial(self) -> Path:
         """The state that discovery started from."""
         return self.path / "checkpoints" / "initial.safetensors"
+
+    def drop_cache(self) -> None:
+        """Remove cached trunk views that nobody asked to keep elsewhere."""
+        shutil.rmtree(self.cache, ignore_errors=True)
+
+    @property
+    def estimate(self) -> Path:
+        """How the number of novel classes was estimated, if it was."""
+        return self.path / "estimate.json"
 
     @property
     def log(self) -> Path:

@@ -67,7 +67,7 @@ def refresh(objective: Objective, state: TrainState, material: Material) -> None
 def _clustered(spaces: list[Space], shares: Tensor | None, config: TrainConfig) -> Tensor:
     """Assignment [M, C] by what all branches see, from an earlier one or from the consensus of many starts."""
     settings, clusters = config.self_labels, config.data.novel_classes
-    assert clusters is not None
+    assert isinstance(clusters, int)
     reduced = [main_directions(space.directions, settings.dims) for space in spaces]
     together = F.normalize(torch.cat(reduced, dim=1), dim=1)
     if shares is None:

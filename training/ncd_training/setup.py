@@ -18,6 +18,8 @@ if TYPE_CHECKING:
 
 
 _FEWEST = 8  # images to pretrain on
+_FEWEST_KNOWN = 4  # classes for an estimate: two to hold back, two to train on
+_FEWEST_UNLABELLED = 4
 _SHOWN = 10  # files that cannot be used, on the console; the run directory's skipped.txt lists them all
 
 
@@ -49,7 +51,7 @@ class Setup:
     @property
     def novel_classes(self) -> int:
         """Number of novel classes, filled in by `prepare`."""
-        assert self.config.data.novel_classes is not None
+        assert isinstance(self.config.data.novel_classes, int)
         return self.config.data.novel_classes
 
 
@@ -72,12 +74,30 @@ def prepare(config: TrainConfig, console: Console) -> Setup:
     manifest = load_manifest(config.data, track=progress.on(console))
     clusters = config.data.novel_classes or manifest.novel_classes
     if clusters is None:
-        raise UsageError("how many novel classes are there?", hint="give --novel-classes N")
+        raise UsageError("how many novel classes are there?", hint="give --novel-classes N, or auto to estimate it")
     manifest, findings = _scanned(manifest, config, console)
-    manifest.check(clusters)
+    manifest.check(2 if clusters == "auto" else clusters)
+    if clusters == "auto":
+        _check_estimate(manifest, config.estimate.most)
     data = config.data.model_copy(update={"novel_classes": clusters})
     optim = _dealt_out(config.optim, len(manifest.labelled), len(manifest.unlabelled))
     return Setup(config.model_copy(update={"data": data, "optim": optim}), manifest, console, findings)
+
+
+def _check_estimate(manifest: Manifest, most: int | None) -> None:
+    known, unlabelled = len(manifest.known_classes), len(manifest.unlabelled)
+    if known < _FEWEST_KNOWN:
+        raise DataError(
+            f"{known} known classes are too few to estimate the number of novel ones",
+            hint=f"label at least {_FEWEST_KNOWN}, or train with --novel-classes N",
+        )
+    if unlabelled < _FEWEST_UNLABELLED:
+        raise DataError(
+            f"{unlabelled} unlabelled images are too few to estimate the number of their classes",
+            hint=f"give at least {_FEWEST_UNLABELLED}, or train with --novel-classes N",
+        )
+    if most is not None and most > unlabelled:
+        raise DataError(f"{most} clusters, but only {unlabelled} unlabelled images", hint="give a smaller --most")
 
 
 def _dealt_out(optim: OptimConfig, labelled: int, unlabelled: int) -> OptimConfig:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-import shutil
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import replace
@@ -93,7 +92,7 @@ def _start(setup: Setup, run: RunDir, *, processes: int) -> None:
     if config.rotations.epochs:
         pictures = FileViews(setup.manifest.images, config.data)
         train_rotations(state.model, pictures, len(setup.manifest.images), config, track=setup.track)
-    material = _material(setup, state.model, run)
+    material = gather(setup, state.model, run)
     if config.supervised.epochs:
         train_supervised(state.model, material.views, material.labels, config, track=setup.track)
     state.objective.before_training(state, material)
@@ -136,7 +135,7 @@ def _fit(setup: Setup, state: TrainState, run: RunDir, log: RunLog) -> None:
     config, ranks, plan = setup.config, state.ranks, _batch_plan(setup)
     ranks.check(config.optim.labelled_batch + config.optim.unlabelled_batch)
     with ranks.leader_first():
-        material = _material(setup, state.model, run)
+        material = gather(setup, state.model, run)
     loader = batches(material.views, plan, workers=config.data.workers, ranks=ranks)
     if config.optim.compile:
         state.model.compile()
@@ -165,8 +164,7 @@ def _fit(setup: Setup, state: TrainState, run: RunDir, log: RunLog) -> None:
         raise
     if not ranks.leads:
         return
-    if config.data.cache_dir is None:
-        shutil.rmtree(run.cache, ignore_errors=True)
+    run.drop_cache()
     draw_curves(rows, run.plots)
     evaluate(setup, state, run)
 
@@ -188,7 +186,7 @@ def _board(
     return tensorboard(run.path / "tensorboard", epochs_done=state.epoch)
 
 
-def _material(setup: Setup, model: DualBranchModel, run: RunDir) -> Material:
+def gather(setup: Setup, model: DualBranchModel, run: RunDir) -> Material:
     """What a method may look at; views are cached here if they are to be."""
     views = _views(setup, model, run)
     return Material(views, torch.tensor(setup.labels), setup.manifest.unlabelled, setup.config, setup.track)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import math
 from collections.abc import Iterator, Sequence
+from copy import copy
 from dataclasses import dataclass
 from hashlib import sha256
 from pathlib import Path
@@ -47,6 +48,12 @@ class FileViews(Dataset[list[Tensor]]):
         # A view that shows half of the area needs a shorter side that is longer than the view's by sqrt(2).
         self._at_least = math.ceil(data.resolution / math.sqrt(smallest_part(data.augmentation)))
 
+    def only(self, rows: NDArray[np.int64]) -> FileViews:
+        """The same of some of the images, counted from 0."""
+        chosen = copy(self)
+        chosen._paths = [self._paths[row] for row in rows]
+        return chosen
+
     def __getitem__(self, request: ViewRequest) -> list[Tensor]:
         """The requested views of one image."""
         image = open_image(self._paths[request.index], at_least=self._at_least)
@@ -63,10 +70,17 @@ class CachedViews(Dataset[list[Tensor]]):
 
     def __init__(self, path: Path) -> None:
         self._maps: NDArray[np.float16] = np.load(path, mmap_mode="r")
+        self._rows = np.arange(len(self._maps))
+
+    def only(self, rows: NDArray[np.int64]) -> CachedViews:
+        """The same of some of the images, counted from 0."""
+        chosen = copy(self)
+        chosen._rows = self._rows[rows]
+        return chosen
 
     def __getitems__(self, requests: list[ViewRequest]) -> list[Tensor]:
         """The requested views of a batch, one tensor for each view; two views of an image are never the same one."""
-        rows = np.array([request.index for request in requests])
+        rows = self._rows[[request.index for request in requests]]
         choices = np.array([self._choose(request.seeds) for request in requests])
         return [torch.from_numpy(self._maps[rows, column]).float() for column in choices.T]
 
