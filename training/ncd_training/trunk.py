@@ -89,7 +89,7 @@ class TransformerTail(nn.Module):
         """Tokens [B, 1 + h*w, d] to parts and embedding."""
         mixed = tokens + self.block.drop_path1(self.block.ls1(self.block.attn(self.block.norm1(tokens))))
         embedding = self._features(mixed[:, 0])
-        # Tokens meet in the attention alone, and no term is a function of the parts: half of a step is saved.
+        # Tokens meet in the attention alone and no term is a function of the parts: from here on their gradients are 0.
         with torch.no_grad():
             parts = self._features(mixed[:, 1:])
         return TailOutput(parts.transpose(1, 2).unflatten(2, self.grid), embedding)
