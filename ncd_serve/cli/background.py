@@ -10,6 +10,7 @@ from pathlib import Path
 import typer
 
 from ncd_serve.cli.console import messages, out
+from ncd_serve.errors import ServerError
 
 
 class Background:
@@ -35,8 +36,11 @@ class Background:
 
 def detach(log: Path) -> Background:
     """Return in a new process that no terminal can end, with its output in `log`; the old one does not return."""
+    try:
+        log_file = os.open(log, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
+    except OSError as error:
+        raise ServerError(f"cannot write the log {log}: {error.strerror}", hint="choose another --log") from error
     receiver, sender = os.pipe()
-    log_file = os.open(log, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
     if pid := os.fork():
         os.close(sender)
         _wait_and_exit(pid, receiver)

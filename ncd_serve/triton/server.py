@@ -79,7 +79,7 @@ class TritonServer:
         # Triton has no TLS for HTTP: what is meant to be encrypted must not be open beside it.
         self._http_host = "127.0.0.1" if self._options.has_tls else host
         self._live_updates = live_updates
-        # Whoever may load models may run code here. The key is known to this process and its child only.
+        # Whoever may load models may run code here, so nobody else gets the key.
         self._key = uuid.uuid4().hex if live_updates and not self._options.restricts_repository else None
         self._patience: float = KILL_SECONDS
         self._run: _Run | None = None

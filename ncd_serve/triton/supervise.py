@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 from typing import TYPE_CHECKING, NoReturn
 
-from ncd_serve.errors import ServerError
+from ncd_serve.errors import DataError, NcdError, ServerError
 from ncd_serve.triton.repository import VERSION, load_configs
 
 if TYPE_CHECKING:
@@ -60,12 +60,17 @@ class Supervisor:
         Triton alone unloads the old version at once, and then fails answers in flight that ask for class names. Where
         the new configuration does not fit the old version, or memory is short, that is still the way.
         """
-        probe, model, configs = self._server.probe, folder.name, load_configs(folder)
-        if configs and probe.load(model, configs[0]) is None:
-            time.sleep(OVERLAP_SECONDS)
-            problem = probe.load(model, configs[1])
+        probe, model = self._server.probe, folder.name
+        try:
+            configs = load_configs(folder)
+        except DataError as error:
+            problem: str | None = str(error)
         else:
-            problem = probe.load(model)
+            if configs and probe.load(model, configs[0]) is None:
+                time.sleep(OVERLAP_SECONDS)
+                problem = probe.load(model, configs[1])
+            else:
+                problem = probe.load(model)
         ready = [entry.version for entry in probe.versions() if entry[:3:2] == (model, "READY")]
         served = f"serving version {', '.join(ready)}" if ready else "not served"
         self._tell(
@@ -85,7 +90,7 @@ class Supervisor:
         try:
             self._server.start()
             self._server.wait_ready(self._start_seconds)
-        except ServerError as error:
+        except NcdError as error:
             self._tell(str(error))
             return False
         self._tell("Triton is ready again")
@@ -108,19 +113,15 @@ class Updates:
         return due
 
     def _look(self) -> dict[Path, Fingerprint]:
-        folders = [entry for entry in self._repository.iterdir() if entry.is_dir() and not entry.name.startswith(".")]
-        return {folder: _fingerprint(folder) for folder in folders}
+        try:
+            folders = [entry for entry in self._repository.iterdir() if entry.is_dir() and entry.name[0] != "."]
+            return {folder: _fingerprint(folder) for folder in folders}
+        except OSError:  # something is moved or removed while we look: the next look will tell
+            return {}
 
 
 def _fingerprint(model: Path) -> Fingerprint:
     """What an export changes: configuration, labels, versions. Not the caches that servers keep in their folders."""
     versions = [entry for entry in model.iterdir() if VERSION.fullmatch(entry.name)]
     files = [file for folder in (model, *versions) for file in folder.glob("[!.]*.*")]
-    marks = set()
-    for file in files:
-        try:
-            facts = file.stat()
-        except FileNotFoundError:  # replaced while we look
-            continue
-        marks.add((str(file.relative_to(model)), facts.st_mtime_ns, facts.st_ino))
-    return frozenset(marks)
+    return frozenset((str(file), file.stat().st_mtime_ns, file.stat().st_ino) for file in files)

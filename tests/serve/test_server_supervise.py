@@ -160,6 +160,7 @@ def test_versions_change_under_load_without_a_lost_or_mixed_answer(
     assert asking.answers == {best_of(repository, 1, LABELS), best_of(repository, 2, NEW_LABELS)}
     assert told[:2] == ["model 'birds': serving version 2", "model 'birds_jpeg': serving version 2"]
     assert told[2].startswith("model 'birds' could not be loaded") and told[2].endswith("serving version 2")
+    assert told[3].startswith("model 'owls' could not be loaded") and told[3].endswith("not served")
 
 
 def _config(version: int) -> str:
@@ -168,6 +169,9 @@ def _config(version: int) -> str:
 
 
 def _spoil(repository: Path) -> None:
+    """A version and a model that cannot be loaded."""
+    (repository / "owls").mkdir()
+    (repository / "owls" / "config.pbtxt").write_text("no configuration")
     (repository / "birds" / "3").mkdir()
     (repository / "birds" / "3" / "model.onnx").write_bytes(b"not a model")
 

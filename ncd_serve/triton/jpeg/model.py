@@ -88,9 +88,10 @@ class TritonPythonModel:
     def _served_version(self) -> int | None:
         """The newest that is ready. One that was exported but not loaded is passed over."""
         self._learn_versions()
-        newest_first = sorted(self._facts, reverse=True)
-        ready = (n for n in newest_first if pb_utils.is_model_ready(model_name=self._asked, model_version=str(n)))
-        return next(ready, None)
+        return next(filter(self._is_ready, sorted(self._facts, reverse=True)), None)
+
+    def _is_ready(self, version: int) -> bool:
+        return bool(pb_utils.is_model_ready(model_name=self._asked, model_version=str(version)))
 
     def _answer(self, requests: list[Any], version: int) -> list[Any]:
         facts = self._facts[version]
@@ -120,10 +121,8 @@ class TritonPythonModel:
             preferred_memory=pb_utils.PreferredMemory(pb_utils.TRITONSERVER_MEMORY_CPU),
         ).exec()
         if response.has_error():
-            error = response.error()
-            if error.code() in (pb_utils.TritonError.NOT_FOUND, pb_utils.TritonError.UNAVAILABLE):
-                raise _GoneError
-            raise RuntimeError(error.message())
+            # Triton reports a version that is gone as an internal error, like any other.
+            raise RuntimeError(response.error().message()) if self._is_ready(version) else _GoneError
         ids, confidences = (
             pb_utils.get_output_tensor_by_name(response, name).as_numpy().ravel()
             for name in ("cluster_id", "confidence")
