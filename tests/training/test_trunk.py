@@ -1,10 +1,12 @@
+from typing import Any
+
 import torch
 from ncd_training.trunk import build_trunk
 
 
 def test_a_transformers_tail_learns_what_the_whole_block_would_learn() -> None:
     torch.manual_seed(0)
-    tail = build_trunk("vit_small", resolution=32).tail
+    tail: Any = build_trunk("vit_small", resolution=32).tail
     tokens, slope = torch.randn(3, 5, 384), torch.randn(3, 384)
     whole = torch.relu(tail.norm(tail.block(tokens)))
     expected = torch.autograd.grad((whole[:, 0] * slope).sum(), list(tail.parameters()))
