@@ -13,7 +13,7 @@ from typing import Annotated
 import typer
 
 from ncd_serve import __version__
-from ncd_serve.cli import config, demo, estimate_k, export, inspect, predict, pretrain, serve, train
+from ncd_serve.cli import compare, config, demo, estimate_k, export, inspect, predict, pretrain, serve, train
 from ncd_serve.cli.console import exit_with
 from ncd_serve.errors import NcdError
 
@@ -33,6 +33,7 @@ app.command()(train.train)
 app.command()(pretrain.pretrain)
 app.command()(estimate_k.estimate_k)
 app.command()(train.evaluate)
+app.command()(compare.compare)
 app.add_typer(config.app, name="config")
 app.command()(export.export)
 app.command()(serve.serve)

@@ -223,6 +223,7 @@ class TrainConfig(Section):
     self_labels: SelfLabelConfig = SelfLabelConfig()
     compat: CompatConfig = CompatConfig()
     rotations: StageConfig = StageConfig()  # self-supervision of trunk and tail, when there are no weights to load
+    from_labels: StageConfig = StageConfig()  # instead of self-supervision: known classes teach trunk and tail
     supervised: StageConfig = StageConfig()  # cross entropy on the known classes, trunk frozen
     similarity: StageConfig = StageConfig(learning_rate=1e-3, batch=100)  # which labelled pairs are alike (kcl, mcl)
     optim: OptimConfig = OptimConfig()
@@ -240,6 +241,8 @@ class TrainConfig(Section):
             raise ValueError("self_labels.weight needs linear cluster heads of the novel classes alone")
         if self.self_labels.weight and self.method.name not in ("dual", "rankstat"):
             raise ValueError(f"self_labels.weight is not for the method {self.method.name}: leave out the recipe plus")
+        if self.method.name == "kmeans" and self.optim.epochs:
+            raise ValueError("the method kmeans trains nothing: optim.epochs must be 0, as in its recipe")
         name, model = self.method.name, self.model
         if model.head_form == "centres" and name != "dtc":
             raise ValueError("model.head_form=centres is for the method dtc alone")

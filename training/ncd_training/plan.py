@@ -34,7 +34,7 @@ def print_plan(setup: Setup, *, steps: int, origin: WeightsReport | None, folder
         setup.console.print(f"note: {note}", style="yellow", highlight=False, markup=False, soft_wrap=True)
     if origin is not None:
         setup.console.print(origin.line, highlight=False, markup=False, soft_wrap=True)
-    elif not config.rotations.epochs:
+    elif not (config.rotations.epochs or config.from_labels.epochs):
         text = "the frozen trunk has random weights: give --weights PATH, or make them with `ncd-serve pretrain`"
         setup.console.print(text, style="yellow", highlight=False, soft_wrap=True)
 
@@ -52,7 +52,11 @@ def cost_line(setup: Setup, cost: Cost, *, steps: int) -> str:
     if data.cache_views:
         caching = cost.cache_seconds(len(setup.manifest.images) * data.cache_views, workers=data.workers)
         total, line = total + caching, f", {duration(caching)} to cache views"
-    stages = {"rotations": setup.config.rotations.epochs, "supervised training": setup.config.supervised.epochs}
+    stages = {
+        "rotations": setup.config.rotations.epochs,
+        "training from labels": setup.config.from_labels.epochs,
+        "supervised training": setup.config.supervised.epochs,
+    }
     before = [f"{epochs} epoch{'s' * (epochs > 1)} of {name}" for name, epochs in stages.items() if epochs]
     return (
         f"about {duration(total)} ({step:.2g} s a step, {steps} steps an epoch{line})"

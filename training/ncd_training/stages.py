@@ -1,6 +1,6 @@
 """What happens before the branches part: self-supervision by rotation, and the paper's optional supervised stage.
 
-Both train the first branch's tail; afterwards every branch starts from it.
+All train the first branch's tail; afterwards every branch starts from it.
 """
 
 from __future__ import annotations
@@ -38,6 +38,23 @@ def train_rotations(
         return lesson(pictures).loss
 
     _train(model, lesson, loss, views, images, config.rotations, config, track=track, what="learning rotations")
+    network.freeze()
+
+
+def train_from_labels(
+    model: DualBranchModel, views: FileViews, labels: Tensor, config: TrainConfig, *, track: Track
+) -> None:
+    """The ablation without self-supervision: trunk and tail know nothing but what the known classes teach."""
+    network = TrunkAndTail(model.trunk, model.branches[0].tail)
+    lesson = nn.Sequential(network, nn.Linear(model.dim, int(labels.max()) + 1)).to(model.trunk.mean.device).train()
+    labels = labels.to(model.trunk.mean.device)
+
+    def loss(pictures: Tensor, rows: list[int]) -> Tensor:
+        return F.cross_entropy(lesson(pictures), labels[rows])
+
+    _train(
+        model, lesson, loss, views, len(labels), config.from_labels, config, track=track, what="learning from labels"
+    )
     network.freeze()
 
 

@@ -29,7 +29,7 @@ from ncd_training.ranks import Ranks, joined_ranks, with_global_batch_norm
 from ncd_training.run_dir import RunDir
 from ncd_training.run_log import RunLog
 from ncd_training.setup import Setup
-from ncd_training.stages import train_rotations, train_supervised
+from ncd_training.stages import train_from_labels, train_rotations, train_supervised
 from ncd_training.trunk import TrunkParts
 from ncd_training.views import BatchPlan, CachedViews, FileViews, batches, cache_bytes, cache_views
 from ncd_training.weights import initial_trunk
@@ -92,6 +92,9 @@ def _start(setup: Setup, run: RunDir, *, processes: int) -> None:
     if config.rotations.epochs:
         pictures = FileViews(setup.manifest.images, config.data)
         train_rotations(state.model, pictures, len(setup.manifest.images), config, track=setup.track)
+    if config.from_labels.epochs:
+        pictures = FileViews(setup.manifest.images, config.data)
+        train_from_labels(state.model, pictures, torch.tensor(setup.labels), config, track=setup.track)
     material = gather(setup, state.model, run)
     if config.supervised.epochs:
         train_supervised(state.model, material.views, material.labels, config, track=setup.track)
