@@ -360,6 +360,30 @@ def test_a_folder_that_is_no_repository_is_refused(tmp_path: Path, file: str | N
     assert "ncd-serve export" in (caught.value.hint or "")
 
 
+@pytest.mark.parametrize(
+    ("config", "reason"),
+    [
+        ('name: "owls"', "names the model 'owls', its folder 'birds'"),
+        ('output [ { name: "a" label_filename: "names.txt" } ]', "needs the labels names.txt, which are not there"),
+        ("max_batch: 3", "config.pbtxt is damaged: 1:1 .*max_batch"),
+        ('backend: "python"', "no version with a model.py in .*birds"),
+    ],
+)
+def test_a_configuration_that_cannot_work_is_explained(tmp_path: Path, config: str, reason: str) -> None:
+    make_classifier(tmp_path / "birds", config)
+    with pytest.raises(DataError, match=reason) as caught:
+        check_repository(tmp_path)
+    assert caught.value.hint
+
+
+def test_the_folder_of_a_model_is_told_from_a_repository(tmp_path: Path) -> None:
+    make_classifier(tmp_path / "birds")
+    assert check_repository(tmp_path) == ["birds"]
+    with pytest.raises(DataError, match="is the folder of one model") as caught:
+        check_repository(tmp_path / "birds")
+    assert caught.value.hint == f"use --repository {tmp_path}"
+
+
 @pytest.mark.skipif(os.geteuid() == 0, reason="root may read everything")
 def test_an_unreadable_model_is_refused(tmp_path: Path) -> None:
     make_lookup(tmp_path / "lookup")
