@@ -45,6 +45,11 @@ def estimate(setup: Setup, run: RunDir) -> Estimate:
         seed=seed_for(seed, Purpose.ESTIMATE) % 2**32,
         track=setup.track,
     )
+    # Fewer than two clusters cannot be trained.
+    found = replace(found, classes=max(2, found.classes))
+    if found.by_accuracy == _most(setup):
+        text = f"the best number is the largest that was tried, {found.by_accuracy}: there may be more, try --most"
+        setup.console.print(text, style="yellow", highlight=False)
     write_json(run.estimate, found.facts())
     draw_estimate(found, run.plots / "estimate.png")
     return found
