@@ -6,23 +6,35 @@ from pathlib import Path
 from typing import Annotated, Any
 
 import typer
-from rich.table import Table
+from rich.padding import Padding
 
 from ncd_serve.cli import extras
 from ncd_serve.cli.config import ConfigFile, Recipes, Settings, check_places, data_flags
 from ncd_serve.cli.console import messages, out
-from ncd_serve.cli.options import CacheViews, DataRoot, Dataset, Labelled, ManifestFile, StrictData, Unlabelled, Weights
+from ncd_serve.cli.options import (
+    CacheViews,
+    DataRoot,
+    Dataset,
+    Labelled,
+    ManifestFile,
+    NovelClasses,
+    StrictData,
+    Unlabelled,
+    Weights,
+)
+from ncd_serve.cli.train import cluster_number
 from ncd_serve.errors import UsageError
 
 
 def compare(
-    rows_of: Annotated[str | None, typer.Argument(metavar="[SET]", help="A set of rows; --list names them.")] = None,
+    rows_of: Annotated[str | None, typer.Argument(metavar="SET", help="A set of rows; --list names them.")] = None,
     dataset: Dataset = None,
     data_root: DataRoot = None,
     labelled: Labelled = None,
     unlabelled: Unlabelled = None,
     manifest: ManifestFile = None,
     strict_data: StrictData = False,
+    novel_classes: NovelClasses = None,
     weights: Weights = None,
     cache_views: CacheViews = None,
     recipe: Recipes = None,
@@ -38,7 +50,7 @@ def compare(
     The same command goes on where an interrupted one stopped.
     """
     if list_:
-        out.print(_sets_table())
+        _show_sets()
         return
     if rows_of is None:
         raise UsageError("which rows?", hint="name a set, e.g. ncd-serve compare baselines; --list shows all")
@@ -52,6 +64,7 @@ def compare(
             manifest=manifest,
             strict_data=strict_data,
         ),
+        "data.novel_classes": cluster_number(novel_classes),
         "data.cache_views": cache_views,
         "model.weights": weights and str(weights.absolute()),
     }
@@ -96,14 +109,14 @@ def _run(jobs: list[Any], folder: Path, *, title: str, dataset: str | None, note
         raise typer.Exit(max(1, next(ledger[job].exit_code for job in jobs if ledger[job].error)))
 
 
-def _sets_table() -> Table:
+def _show_sets() -> None:
     """Every set: its rows, and the datasets that the paper has figures for."""
-    table = Table("set", "what", "rows", "published figures for")
     sets = _load("row_sets")
     for name in sets.set_names():
         found = sets.row_set(name)
-        table.add_row(name, found.title, ", ".join(row.label for row in found.rows), ", ".join(found.datasets))
-    return table
+        out.print(f"[bold]{name}[/bold]: {found.title}", highlight=False)
+        out.print(Padding(f"rows: {', '.join(row.label for row in found.rows)}", (0, 2)), highlight=False)
+        out.print(Padding(f"published for: {', '.join(found.datasets)}", (0, 2)), highlight=False, style="dim")
 
 
 def _words(text: str | None) -> list[str]:

@@ -27,6 +27,9 @@ StrictData = Annotated[bool, typer.Option("--strict-data", help="Stop at unusabl
 Weights = Annotated[
     Path | None, typer.Option(help="Weights to start from: MoCo v2, RotNet, torchvision, timm, DINO, or a run.")
 ]
+NovelClasses = Annotated[
+    str | None, typer.Option(metavar="N|auto", help="How many clusters to find; auto: estimated first.")
+]
 CacheViews = Annotated[
     int | None, typer.Option(min=0, help="Compute the frozen trunk once for so many views of each image.")
 ]

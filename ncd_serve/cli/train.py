@@ -19,6 +19,7 @@ from ncd_serve.cli.options import (
     Dataset,
     Labelled,
     ManifestFile,
+    NovelClasses,
     Seed,
     StrictData,
     Unlabelled,
@@ -34,9 +35,7 @@ def train(
     unlabelled: Unlabelled = None,
     manifest: ManifestFile = None,
     strict_data: StrictData = False,
-    novel_classes: Annotated[
-        str | None, typer.Option(metavar="N|auto", help="How many clusters to find; auto: estimated first.")
-    ] = None,
+    novel_classes: NovelClasses = None,
     weights: Weights = None,
     cache_views: CacheViews = None,
     method: MethodName = None,
@@ -66,7 +65,7 @@ def train(
                 manifest=manifest,
                 strict_data=strict_data,
             ),
-            "data.novel_classes": _cluster_number(novel_classes),
+            "data.novel_classes": cluster_number(novel_classes),
             "data.cache_views": cache_views,
             "model.weights": weights and str(weights.absolute()),
             "optim.seed": seed,
@@ -125,7 +124,7 @@ def open_run(path: Path) -> tuple[Any, Any]:
     return run, _load("setup").prepare(run.config(), messages)
 
 
-def _cluster_number(text: str | None) -> int | str | None:
+def cluster_number(text: str | None) -> int | str | None:
     """What --novel-classes says; settings refuse what is no number."""
     return int(text) if text is not None and text.isdecimal() else text
 

@@ -32,6 +32,7 @@ def heavy_imports(*arguments: object) -> str:
         ("--version",),
         ("train", "--help"),
         ("pretrain", "--help"),
+        ("compare", "--list"),
         ("doctor",),
         ("serve", "--repository", "nowhere"),
         ("query", __file__, "--url", "grpc://127.0.0.1:1"),

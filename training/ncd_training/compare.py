@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import json
 import os
+import resource
 import shutil
 import signal
 import subprocess
@@ -32,6 +33,8 @@ from ncd_training.weights import check_weights
 
 # Where images are and what is left to look at makes no run another than the paper's.
 _SAME_ANYHOW = ("data.root", "data.cache_dir", "data.cache_views", "data.workers", "data.strict", "model.weights")
+
+_LOOK_AGAIN = 0.1  # s
 
 
 @dataclass(frozen=True)
@@ -145,7 +148,7 @@ class Ledger:
         write_json(self._path, {name: asdict(kept) for name, kept in self._costs.items()})
 
     def forget(self, job: Job) -> None:
-        """A run starts anew."""
+        """A run is gone, and with it what it took."""
         self._costs.pop(job.name, None)
 
 
@@ -233,8 +236,10 @@ def _train(job: Job, ledger: Ledger) -> None:
     if job.run.checkpoint.exists():
         arguments = ["--resume", str(job.run.path)]
     else:
-        shutil.rmtree(job.run.path, ignore_errors=True)  # it ended before its first checkpoint
-        ledger.forget(job)
+        if job.run.path.exists():
+            shutil.rmtree(job.run.path)  # it ended before its first checkpoint
+        else:
+            ledger.forget(job)
         write_text(job.asked, job.config.to_toml())
         arguments = ["--config", str(job.asked), "--out", str(job.run.path)]
     said, views = job.asked.with_suffix(".log"), _files_in(job.config.data.cache_dir)
@@ -255,15 +260,24 @@ def _measured(command: list[str], said: Path) -> tuple[Cost, BaseException | Non
             command, stdin=subprocess.DEVNULL, stdout=stream, stderr=subprocess.STDOUT, start_new_session=True
         )
         try:
-            _, status, usage = os.wait4(child.pid, 0)
+            status, usage = _wait(child.pid)
         except (KeyboardInterrupt, SystemExit) as interrupt:
             stopped = interrupt
-            child.send_signal(signal.SIGTERM)  # a background process may be deaf to SIGINT
-            _, status, usage = os.wait4(child.pid, 0)
+            os.kill(child.pid, signal.SIGTERM)  # a background process may be deaf to SIGINT
+            status, usage = _wait(child.pid)
     child.returncode = os.waitstatus_to_exitcode(status)
     memory = usage.ru_maxrss * (1 if sys.platform == "darwin" else 1024)
     cpu = usage.ru_utime + usage.ru_stime
     return Cost(time.monotonic() - start, cpu, memory, exit_code=child.returncode), stopped
+
+
+def _wait(pid: int) -> tuple[int, resource.struct_rusage]:
+    """How a process ended and what it used. Looks now and then: an interrupt must not fall between end and answer."""
+    while True:
+        ended, status, usage = os.wait4(pid, os.WNOHANG)
+        if ended:
+            return status, usage
+        time.sleep(_LOOK_AGAIN)
 
 
 def _error(said: Path, code: int) -> str:

@@ -150,7 +150,7 @@ def draw_bars(columns: Mapping[str, Sequence[Bar]], *, title: str, target: Path)
         )
         known = [(bar.published, bar.label) for bar in bars if bar.published is not None]
         if known:
-            axes.plot(*zip(*known, strict=True), "D", color="C1", label="published, see the notes")
+            axes.plot(*zip(*known, strict=True), "D", color="C1", label="published, see comparison.md")
         axes.set(xlabel=f"ACC in %, {name}", xlim=(0, 100))
         axes.grid(alpha=0.3, axis="x")
         axes.set_axisbelow(True)
