@@ -34,8 +34,8 @@ from ncd_serve.preprocess import PreprocessSpec, load_array
 from ncd_serve.runners import open_session
 
 TRUNK, RESOLUTION, BATCHES = "resnet50", 224, (1, 8, 32)
-ROUNDS = {1: 20, 8: 5, 32: 3}
-TRAINED_AT, EPOCHS, BATCH = 64, 12, 32
+ROUNDS = {1: 12, 8: 5, 32: 4}
+TRAINED_AT, EPOCHS, BATCH = 64, 6, 32
 LEAST_FP32, LEAST_AGREEMENT = 1.2, 0.98
 # Without VNNI an int8 product takes two instructions of 32, where fp32 takes four of 8: twice is the limit of the
 # arithmetic itself, and what is not arithmetic comes on top.
@@ -131,16 +131,12 @@ def train(model: DualBranchModel, images: torch.Tensor, labels: torch.Tensor) ->
             optimizer.step()
 
 
-def main() -> None:
-    """Print the table; exit code 1 when a figure misses what is asked."""
-    torch.set_num_threads(1)
-    with TemporaryDirectory() as folder:
-        rows = measure(Path(folder))
-        agrees = agreement(Path(folder))
+def show(rows: list[dict[str, float]]) -> bool:
+    """Print the table; whether a figure misses what is asked."""
     table = Table("batch", *rows[0], "fp32 / eager", *(["fp32 / compile"] if "torch.compile" in rows[0] else []))
     table.add_column("int8 / fp32")
     table.title = f"{TRUNK} at {RESOLUTION} px, one thread: ms an image, and how many times as fast"
-    missed = agrees < LEAST_AGREEMENT
+    missed = False
     for batch, row in zip(BATCHES, rows, strict=True):
         over = [row[name] / row["ONNX fp32"] for name in row if name.startswith("torch")]
         gain = row["ONNX fp32"] / row["ONNX int8"]
@@ -151,6 +147,15 @@ def main() -> None:
         console.print("torch.compile is left out: it needs a C++ compiler (g++)")
     if not HAS_VNNI:
         console.print("this CPU has no VNNI: int8 arithmetic is at most 2 times as fast as fp32", highlight=False)
+    return missed
+
+
+def main() -> None:
+    """Print all figures; exit code 1 when one misses what is asked."""
+    torch.set_num_threads(1)
+    with TemporaryDirectory() as folder:
+        missed = show(measure(Path(folder)))
+        missed |= agreement(Path(folder)) < LEAST_AGREEMENT
     sys.exit(missed)
 
 
