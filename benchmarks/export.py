@@ -40,7 +40,7 @@ LEAST_FP32, LEAST_AGREEMENT = 1.2, 0.98
 # Without VNNI an int8 product takes two instructions of 32, where fp32 takes four of 8: twice is the limit of the
 # arithmetic itself, and what is not arithmetic comes on top.
 HAS_VNNI = "vnni" in Path("/proc/cpuinfo").read_text()
-LEAST_INT8 = 2.0 if HAS_VNNI else 1.8
+LEAST_INT8 = 2.0 if HAS_VNNI else 1.7
 console = Console(width=120)
 
 
