@@ -25,7 +25,7 @@ from ncd_serve.cli.options import (
     Unlabelled,
     Weights,
 )
-from ncd_serve.errors import UsageError
+from ncd_serve.errors import DataError, UsageError
 
 
 def train(
@@ -121,7 +121,10 @@ def evaluate(
 def open_run(path: Path) -> tuple[Any, Any]:
     """A run directory, and its settings and images looked at: all that can be wrong before torch is needed."""
     run = _load("run_dir").RunDir.open(path)
-    return run, _load("setup").prepare(run.config(), messages)
+    config = run.config()
+    if config.data.novel_classes == "auto":
+        raise DataError(f"{path} was stopped while the number of classes was estimated", hint="start it anew")
+    return run, _load("setup").prepare(config, messages)
 
 
 def cluster_number(text: str | None) -> int | str | None:

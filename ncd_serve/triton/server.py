@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import re
 import time
 import uuid
@@ -95,7 +96,7 @@ class TritonServer:
             directory = Path(undo.enter_context(plain_temporary_directory()))
             models = directory / "models"
             models.symlink_to(self._repository.resolve())
-            shm_prefix = f"ncd-{uuid.uuid4().hex}-"
+            shm_prefix = f"ncd-{os.getpid()}-{uuid.uuid4().hex}-"  # says whose it is
             undo.callback(remove_shared_memory, shm_prefix)
             backends = directory / "backends"
             command = [str(install.executable), *install.lay_out(backends), *self._arguments(ports, models, shm_prefix)]

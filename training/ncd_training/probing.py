@@ -18,7 +18,7 @@ from ncd_training.evaluate import Ids
 from ncd_training.method import mean_over_views
 from ncd_training.plots import draw_estimate
 from ncd_training.randomness import Purpose, seed_for
-from ncd_training.stages import train_rotations, train_supervised
+from ncd_training.stages import train_from_labels, train_rotations, train_supervised
 from ncd_training.train import build_state, gather
 from ncd_training.views import FileViews
 from ncd_training.weights import initial_trunk
@@ -100,6 +100,9 @@ def _features(setup: Setup, run: RunDir, *, probes: int) -> _Features:
     if config.rotations.epochs:
         pictures = FileViews(manifest.images, config.data)
         train_rotations(state.model, pictures, len(manifest.images), config, track=setup.track)
+    if config.from_labels.epochs:
+        pictures = FileViews(manifest.images, config.data).only(trained)
+        train_from_labels(state.model, pictures, taught, config, track=setup.track)
     material = gather(setup, state.model, run)
     if config.supervised.epochs:
         train_supervised(state.model, material.views.only(trained), taught, config, track=setup.track)

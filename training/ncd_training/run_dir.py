@@ -36,7 +36,7 @@ class RunDir:
         if path.exists() and any(path.iterdir()):
             raise UsageError(
                 f"{path} already holds a run",
-                hint=f"go on with `ncd-serve {cls(path).made_by} --resume {path}`, or choose another --out",
+                hint=f"{cls(path).next_step}, or choose another --out",
             )
         run = cls(path)
         run.plots.mkdir(parents=True, exist_ok=True)
@@ -53,7 +53,7 @@ class RunDir:
         if run.made_by != command:
             raise DataError(
                 f"{path} is a run of `ncd-serve {run.made_by}`, not of `ncd-serve {command}`",
-                hint=f"go on with `ncd-serve {run.made_by} --resume {path}`",
+                hint=run.next_step,
             )
         return run
 
@@ -75,6 +75,13 @@ class RunDir:
         """The command that made the run: train or pretrain."""
         facts = json.loads(self.environment.read_text()) if self.environment.exists() else {}
         return str(facts.get("made_by", "train"))
+
+    @property
+    def next_step(self) -> str:
+        """What its owner may want to do with it, for hints."""
+        if self.made_by == "estimate-k":  # made in one go
+            return f"look at {self.estimate}"
+        return f"go on with `ncd-serve {self.made_by} --resume {self.path}`"
 
     @property
     def plots(self) -> Path:

@@ -76,12 +76,15 @@ def prepare(config: TrainConfig, console: Console) -> Setup:
     if clusters is None:
         raise UsageError("how many novel classes are there?", hint="give --novel-classes N, or auto to estimate it")
     manifest, findings = _scanned(manifest, config, console)
-    manifest.check(2 if clusters == "auto" else clusters)
     if clusters == "auto":
+        manifest.check(2)
         _check_estimate(manifest, config.estimate.most)
     data = config.data.model_copy(update={"novel_classes": clusters})
     optim = _dealt_out(config.optim, len(manifest.labelled), len(manifest.unlabelled))
-    return Setup(config.model_copy(update={"data": data, "optim": optim}), manifest, console, findings)
+    setup = Setup(config.model_copy(update={"data": data, "optim": optim}), manifest, console, findings)
+    if clusters != "auto":
+        manifest.check(setup.clusters)
+    return setup
 
 
 def _check_estimate(manifest: Manifest, most: int | None) -> None:
