@@ -18,6 +18,7 @@ from ncd_training.checkpoint import TrainState
 from ncd_training.config import LossConfig, ModelConfig, TrainConfig
 from ncd_training.dual_branch import BranchOutput, DualBranchModel
 from ncd_training.loop import train_step
+from ncd_training.method import Batch
 from ncd_training.objective import Objective
 from ncd_training.trunk import build_trunk
 from rich.console import Console
@@ -52,7 +53,8 @@ def pair_and_bank_seconds(*, unlabelled: int, bank: int) -> float:
         judge.dictionary.push(torch.rand(bank, DIM))
     first, second = outputs(unlabelled), outputs(unlabelled)
     labels = torch.zeros(0, dtype=torch.long)
-    return best(lambda: torch.stack([*objective(first, second, labels, ramp=1.0).values()]).sum().backward())
+    batch = Batch(first, second, labels, torch.arange(len(first[0].embedding) - len(labels)), 1.0)
+    return best(lambda: torch.stack([*objective(batch).values()]).sum().backward())
 
 
 def step_seconds() -> float:

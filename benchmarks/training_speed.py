@@ -30,6 +30,7 @@ from ncd_training.config import DataConfig, TrainConfig
 from ncd_training.dual_branch import BranchOutput, DualBranchModel
 from ncd_training.loop import train_step
 from ncd_training.losses import bank_log_probabilities, symmetric_kl
+from ncd_training.method import Batch
 from ncd_training.objective import Objective
 from ncd_training.trunk import TailOutput, TransformerTail, build_trunk
 from ncd_training.views import BatchPlan, FileViews, batches, cache_views
@@ -103,7 +104,8 @@ def plain_step(state: TrainState, views: list[Tensor], labels: Tensor, generator
     state.optimizer.zero_grad()
     torch.stack(terms).sum().backward()
     state.optimizer.step()
-    objective.remember(first, labels, branches=model.branches, generator=generator)
+    batch = Batch(first, second, labels, torch.arange(UNLABELLED), 1.0)
+    objective.remember(batch, branches=model.branches, generator=generator)
 
 
 def describe(objective: Objective, number: int, output: BranchOutput, n: int) -> Tensor:

@@ -18,7 +18,7 @@ from ncd_training.dual_branch import DualBranchModel
 from ncd_training.evaluate import cluster_accuracy, open_world_scores
 from ncd_training.heads import CentreHead, CosineHead
 from ncd_training.loop import train_epoch
-from ncd_training.method import Material
+from ncd_training.method import Batch, Material
 from ncd_training.methods import build_method
 from ncd_training.methods.dtc import DeepTransferClustering, sharpened, start_head
 from ncd_training.methods.kmeans import set_to_centres
@@ -180,7 +180,7 @@ def test_temporal_ensemble_is_a_bias_corrected_mean(blobs: Blobs) -> None:
     for q in steps:
         output: Any = Seen(blobs.novel)
         output.cluster_logits = q.log()
-        method.remember([output], torch.tensor([]), rows=torch.tensor([1]), branches=None, generator=None)
+        method.remember(Batch([output], [], torch.tensor([]), torch.tensor([1]), 1.0), branches=None, generator=None)
     # 0.6 * 0.4 of the first and 0.4 of the second, over 1 - 0.36.
     torch.testing.assert_close(method._mean_so_far(torch.tensor([1])), 0.375 * steps[0] + 0.625 * steps[1])
     never = torch.tensor([[0.3, 0.7]])

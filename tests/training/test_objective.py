@@ -8,6 +8,7 @@ import torch.nn.functional as F
 from ncd_training.config import CompatConfig, LossConfig, ModelConfig, PseudoLabelConfig
 from ncd_training.dual_branch import Branch, BranchOutput
 from ncd_training.losses import pairwise_bce
+from ncd_training.method import Batch
 from ncd_training.modules import Modules
 from ncd_training.objective import Objective
 from ncd_training.trunk import ConvTail
@@ -39,14 +40,15 @@ def views(branches: Modules[Branch]) -> tuple[list[BranchOutput], list[BranchOut
     return [branch(maps[0]) for branch in branches], [branch(maps[1]) for branch in branches]
 
 
-LABELS = torch.tensor([0, 1, 2, 0, 1])
+LABELS, ROWS = torch.tensor([0, 1, 2, 0, 1]), torch.arange(BATCH - LABELLED)
 
 
 def run(objective: Objective, views: Any, branches: Modules[Branch], steps: int = 2) -> dict[str, torch.Tensor]:
     """The terms of the last step: the first one fills the memories."""
     for _ in range(steps):
-        terms = objective(*views, LABELS, ramp=0.5)
-        objective.remember(views[0], LABELS, branches=branches, generator=torch.Generator().manual_seed(0))
+        batch = Batch(*views, LABELS, ROWS, 0.5)
+        terms = objective(batch)
+        objective.remember(batch, branches=branches, generator=torch.Generator().manual_seed(0))
     return terms
 
 
@@ -113,7 +115,7 @@ def test_positive_and_negative_sources_can_differ(views: Any, branches: Modules[
 @pytest.mark.parametrize("sampling", ["random", "all", "cam"])
 def test_dictionary_sampling(sampling: str, views: Any, branches: Modules[Branch]) -> None:
     objective = make(model={"dictionary_sampling": sampling, "dictionary_size": 500})
-    objective.remember(views[0], LABELS, branches=branches, generator=torch.Generator())
+    objective.remember(Batch(*views, LABELS, ROWS, 0.5), branches=branches, generator=torch.Generator())
     pushed = int(objective.pseudo_labels[1].dictionary.pushed)
     assert pushed == (BATCH * 9 if sampling == "all" else BATCH)
 

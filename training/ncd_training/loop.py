@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 
 from ncd_training.dual_branch import BranchOutput
+from ncd_training.method import Batch
 from ncd_training.randomness import Purpose, generator_for
 from ncd_training.schedule import learning_rate, ramp_up
 
@@ -57,14 +58,14 @@ def train_step(
     with state.precision.autocast(device):
         outputs = model(model.to_maps(model.placed(torch.cat(views))))
     first, second = map(ranks.gather, split_views(outputs))
-    labels, rows = labels.to(device), rows.to(device)
-    terms = objective(first, second, labels, rows=rows, ramp=ramp)
+    batch = Batch(first, second, labels.to(device), rows.to(device), ramp)
+    terms = objective(batch)
     state.optimizer.zero_grad(set_to_none=True)
     scaler.scale(torch.stack(list(terms.values())).sum()).backward()
     ranks.add_gradients(model.branches.parameters())
     scaler.step(state.optimizer)
     scaler.update()
-    objective.remember(first, labels, rows=rows, branches=model.branches, generator=generator)
+    objective.remember(batch, branches=model.branches, generator=generator)
     return {name: float(term.detach()) for name, term in terms.items()}
 
 

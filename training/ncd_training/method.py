@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -41,8 +41,18 @@ class Material:
         return range(len(self.labels), len(self.labels) + len(self.unlabelled))
 
 
+class Batch(NamedTuple):
+    """What every branch made of two views of some images, labelled ones first."""
+
+    first: list[BranchOutput]
+    second: list[BranchOutput]
+    labels: Tensor  # [N], of the first N images
+    rows: Tensor  # [M], which unlabelled images the others are
+    ramp: float  # grows from 0 to 1 as the run warms up (Eq. 10)
+
+
 class Method(nn.Module):
-    """Terms of a batch whose labelled images come first, and what is done around them. What it must keep is buffers."""
+    """Terms of a batch, and what is done around them. What it must keep is buffers."""
 
     def __init__(self, kinds: Sequence[BranchKind] = ("global",)) -> None:
         super().__init__()
@@ -56,31 +66,11 @@ class Method(nn.Module):
     def before_epoch(self, state: TrainState, material: Material) -> None:
         """Again and again, e.g. to make targets anew. Must come to the same on every rank and after a resume."""
 
-    def forward(
-        self,
-        first: list[BranchOutput],
-        second: list[BranchOutput],
-        labels: Tensor,
-        *,
-        ramp: float,
-        rows: Tensor | None = None,
-    ) -> dict[str, Tensor]:
-        """The terms by name; their sum is minimised.
-
-        `labels` [N] are those of the first N images, `rows` [M] say which unlabelled images the others are. `ramp`
-        grows from 0 to 1 as the run warms up.
-        """
+    def forward(self, batch: Batch) -> dict[str, Tensor]:
+        """The terms by name; their sum is minimised."""
         raise NotImplementedError
 
-    def remember(
-        self,
-        first: list[BranchOutput],
-        labels: Tensor,
-        *,
-        rows: Tensor | None = None,
-        branches: Modules[Branch],
-        generator: torch.Generator,
-    ) -> None:
+    def remember(self, batch: Batch, *, branches: Modules[Branch], generator: torch.Generator) -> None:
         """Keep what later steps need of this one."""
 
     def branch_name(self, number: int) -> str:

@@ -21,7 +21,7 @@ from ncd_training.losses import (
     symmetric_kl,
     uniform_divergence,
 )
-from ncd_training.method import Material, Method
+from ncd_training.method import Batch, Material, Method
 from ncd_training.modules import Modules
 from ncd_training.pseudo_labels import PseudoLabels
 from ncd_training.queues import FeatureBanks
@@ -59,20 +59,9 @@ class Objective(Method):
         if self_labels.due(material.config, state.epoch):
             self_labels.refresh(self, state, material)
 
-    def forward(
-        self,
-        first: list[BranchOutput],
-        second: list[BranchOutput],
-        labels: Tensor,
-        *,
-        ramp: float,
-        rows: Tensor | None = None,
-    ) -> dict[str, Tensor]:
-        """The terms by name; their sum is minimised.
-
-        `labels` [N] are those of the first N images, `rows` [M] say which unlabelled images the others are. `ramp`
-        grows from 0 to 1 as the run warms up (Eq. 10).
-        """
+    def forward(self, batch: Batch) -> dict[str, Tensor]:
+        """The terms by name; their sum is minimised."""
+        first, second, labels, rows, ramp = batch
         n, loss = len(labels), self.loss
         pairs = list(zip(first, second, strict=True))
         terms: dict[str, Tensor] = {}
@@ -89,7 +78,7 @@ class Objective(Method):
             terms["balance"] = loss.balance_weight * _total(uniform_divergence(a.cluster_logits) for a in first)
         if self.heads == "joint":
             terms["joint"] = loss.joint_weight * ramp * _total(_joint(a, n) for a in first)
-        if self.targets is not None and rows is not None:
+        if self.targets is not None:
             terms["self_labels"] = self.self_label_weight * _total(
                 F.cross_entropy(output.cluster_logits[n:], self.targets[rows]) / 2 for output in (*first, *second)
             )
@@ -122,19 +111,11 @@ class Objective(Method):
         return consistency(*clusters) + (consistency(*known) if self.heads != "open_world" else 0.0)
 
     @torch.no_grad()
-    def remember(
-        self,
-        first: list[BranchOutput],
-        labels: Tensor,
-        *,
-        rows: Tensor | None = None,
-        branches: Modules[Branch],
-        generator: torch.Generator,
-    ) -> None:
+    def remember(self, batch: Batch, *, branches: Modules[Branch], generator: torch.Generator) -> None:
         """Enqueue this step's features, after they were compared with the past (all banks together)."""
-        self.banks.push([output.embedding for output in first])
-        for judge, branch, output in zip(self.pseudo_labels, branches, first, strict=True):
-            judge.remember(output, labels, branch=branch, generator=generator)
+        self.banks.push([output.embedding for output in batch.first])
+        for judge, branch, output in zip(self.pseudo_labels, branches, batch.first, strict=True):
+            judge.remember(output, batch.labels, branch=branch, generator=generator)
 
 
 def _joint(output: BranchOutput, n: int) -> Tensor:

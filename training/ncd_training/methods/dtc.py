@@ -15,10 +15,9 @@ from sklearn.decomposition import PCA
 from torch import Tensor
 
 from ncd_training.config import LossConfig, MethodConfig
-from ncd_training.dual_branch import BranchOutput
 from ncd_training.heads import CentreHead
 from ncd_training.losses import consistency
-from ncd_training.method import Material, Method, mean_over_views
+from ncd_training.method import Batch, Material, Method, mean_over_views
 from ncd_training.methods.kmeans import STARTS
 from ncd_training.schedule import ramp_up
 
@@ -66,39 +65,22 @@ class DeepTransferClustering(Method):
         )
         self._make_targets(q.to(self.targets.device))
 
-    def forward(
-        self,
-        first: list[BranchOutput],
-        second: list[BranchOutput],
-        labels: Tensor,
-        *,
-        ramp: float,  # begins after the warm-up here
-        rows: Tensor | None = None,
-    ) -> dict[str, Tensor]:
+    def forward(self, batch: Batch) -> dict[str, Tensor]:
         """The terms by name."""
-        assert rows is not None
-        n, variant = len(labels), self.config.dtc_variant
-        logits = first[0].cluster_logits[n:]
+        n, rows, variant = len(batch.labels), batch.rows, self.config.dtc_variant
+        logits = batch.first[0].cluster_logits[n:]
         terms = {"clustering": F.kl_div(logits.log_softmax(dim=1), self.targets[rows], reduction="batchmean")}
         if variant != "baseline":
             q = logits.softmax(dim=1)
-            other = second[0].cluster_logits[n:].softmax(dim=1) if variant == "pi" else self._mean_so_far(rows, q)
+            other = batch.second[0].cluster_logits[n:].softmax(dim=1) if variant == "pi" else self._mean_so_far(rows, q)
             terms["consistency"] = self.loss.consistency_weight * self.ramp * consistency(q, other)
         return terms
 
     @torch.no_grad()
-    def remember(
-        self,
-        first: list[BranchOutput],
-        labels: Tensor,
-        *,
-        rows: Tensor | None = None,
-        branches: Modules[Branch],
-        generator: torch.Generator,
-    ) -> None:
+    def remember(self, batch: Batch, *, branches: Modules[Branch], generator: torch.Generator) -> None:
         """Predictions of this step go into the mean over epochs."""
-        assert rows is not None
-        q, alpha = first[0].cluster_logits[len(labels) :].softmax(dim=1), self.config.dtc_memory
+        q, alpha = batch.first[0].cluster_logits[len(batch.labels) :].softmax(dim=1), self.config.dtc_memory
+        rows = batch.rows
         self.ensemble[rows] = alpha * self.ensemble[rows] + (1.0 - alpha) * q
         self.seen[rows] += 1.0
 

@@ -11,11 +11,10 @@ from torch import Tensor
 from ncd_training.config import MethodConfig
 from ncd_training.heads import CosineHead
 from ncd_training.losses import uniform_divergence
-from ncd_training.method import Material, Method, mean_over_views
+from ncd_training.method import Batch, Material, Method, mean_over_views
 
 if TYPE_CHECKING:
     from ncd_training.checkpoint import TrainState
-    from ncd_training.dual_branch import BranchOutput
 
 _EPSILON = 1e-7
 
@@ -42,17 +41,9 @@ class Orca(Method):
         )
         self.margin.fill_(min(self.most, 1.0 - float(confidence.mean())))
 
-    def forward(
-        self,
-        first: list[BranchOutput],
-        second: list[BranchOutput],
-        labels: Tensor,
-        *,
-        ramp: float,
-        rows: Tensor | None = None,
-    ) -> dict[str, Tensor]:
+    def forward(self, batch: Batch) -> dict[str, Tensor]:
         """The terms by name."""
-        (a,), (b,) = first, second
+        (a,), (b,), labels = batch.first, batch.second, batch.labels
         pairs = positive_pairs(a.embedding.detach(), labels)
         return {
             "cross_entropy": margin_cross_entropy(a.cluster_logits[: len(labels)], labels, self.margin),

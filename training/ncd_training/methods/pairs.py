@@ -16,12 +16,12 @@ from torch.optim.lr_scheduler import MultiStepLR
 
 from ncd_training.config import MethodConfig
 from ncd_training.losses import pairwise_bce
-from ncd_training.method import Material, Method, mean_over_views
+from ncd_training.method import Batch, Material, Method, mean_over_views
 from ncd_training.stages import run_stage, stage_plan
 
 if TYPE_CHECKING:
     from ncd_training.checkpoint import TrainState
-    from ncd_training.dual_branch import BranchOutput, DualBranchModel
+    from ncd_training.dual_branch import DualBranchModel
 
 _EPSILON = 1e-7
 _VIEWS = 4  # of each unlabelled image
@@ -75,19 +75,11 @@ class PairLearning(Method):
         """A resumed run begins in training mode, in which judgements would depend on the batch."""
         self.similarity.eval()
 
-    def forward(
-        self,
-        first: list[BranchOutput],
-        second: list[BranchOutput],
-        labels: Tensor,
-        *,
-        ramp: float,
-        rows: Tensor | None = None,
-    ) -> dict[str, Tensor]:
+    def forward(self, batch: Batch) -> dict[str, Tensor]:
         """The terms by name."""
-        assert rows is not None
-        alike = self.similarity.compare(self.seen[torch.cat([rows, rows])]).argmax(dim=2).float()
-        clusters = torch.cat([output[0].cluster_logits[len(labels) :] for output in (first, second)]).softmax(dim=1)
+        alike = self.similarity.compare(self.seen[torch.cat([batch.rows, batch.rows])]).argmax(dim=2).float()
+        logits = [view[0].cluster_logits[len(batch.labels) :] for view in (batch.first, batch.second)]
+        clusters = torch.cat(logits).softmax(dim=1)
         if self.config.name == "mcl":
             return {"pairwise": pairwise_bce(clusters, clusters, alike)}
         return {"pairwise": pairwise_kl(clusters, alike, margin=self.config.kcl_margin)}
