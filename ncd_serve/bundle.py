@@ -10,8 +10,9 @@ from pydantic import BaseModel, ConfigDict, ValidationError
 from ncd_serve.errors import DataError
 from ncd_serve.files import sha256
 from ncd_serve.preprocess import PreprocessSpec
+from ncd_serve.reference import REFERENCE, Reference
 
-SCHEMA_VERSION = 1
+SCHEMA_VERSION = 2
 MANIFEST, MODEL, LABELS, VERIFICATION, CARD = (
     "bundle.json",
     "model.onnx",
@@ -19,7 +20,7 @@ MANIFEST, MODEL, LABELS, VERIFICATION, CARD = (
     "verification.json",
     "MODEL_CARD.md",
 )
-HASHED = (MODEL, LABELS, VERIFICATION, CARD)
+HASHED = (MODEL, LABELS, VERIFICATION, CARD)  # in every bundle; since schema 2 the reference, too
 _EXPORT_AGAIN = "export the run again: ncd-serve export RUN"
 
 
@@ -36,6 +37,7 @@ class BundleManifest(BaseModel):
 
     schema_version: int = SCHEMA_VERSION
     bundle_id: str
+    checkpoint: str = ""  # the state that was exported, as in `Reference`
     created: str
     dataset: str
     method: str
@@ -43,6 +45,8 @@ class BundleManifest(BaseModel):
     preprocess: PreprocessSpec
     known_classes: list[str]
     cluster_names: list[str]
+    merged: dict[int, int] = {}  # clusters whose images are given to another one; ids stay what they are
+    junk: list[int] = []  # clusters that a person set aside
     training: dict[str, str | int | float | None]
     versions: dict[str, str]
     sha256: dict[str, str]
@@ -59,6 +63,10 @@ class Bundle:
     def model_path(self) -> Path:
         """The ONNX file."""
         return self.folder / MODEL
+
+    def reference(self) -> Reference:
+        """The images that the clusters were found in."""
+        return Reference.read(self.folder / REFERENCE)
 
     @classmethod
     def read(cls, folder: Path) -> Bundle:
@@ -80,7 +88,7 @@ class Bundle:
             first = error.errors()[0]
             where = ".".join(str(part) for part in first["loc"])
             raise DataError(f"{path} is damaged: {where}: {first['msg']}", hint=_EXPORT_AGAIN) from None
-        for name in HASHED:
+        for name in {*HASHED, *manifest.sha256}:
             if not (folder / name).is_file() or sha256(folder / name) != manifest.sha256.get(name):
                 raise DataError(f"{folder / name} is missing or not the file that was verified", hint=_EXPORT_AGAIN)
         return cls(folder, manifest)

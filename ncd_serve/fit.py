@@ -1,0 +1,78 @@
+"""Whether an image fits the cluster that it was given: `typical`, `unusual` or `outlier`.
+
+The limits are the fences of a box plot, drawn for every cluster around the images that it was found in: beyond the inner
+fence an image is unusual, beyond the outer one it is an outlier. Distances are those of directions, 1 - cosine.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+if TYPE_CHECKING:
+    from numpy.typing import NDArray
+
+    Ids = NDArray[np.int64]
+    Floats = NDArray[np.float32]
+
+FITS = ("typical", "unusual", "outlier")
+_INNER, _OUTER = 1.5, 3.0  # interquartile ranges beyond a quartile, as Tukey drew them
+_FEW = 12  # images below which a cluster's own quartiles are not worth much: all clusters' are taken
+
+
+@dataclass(frozen=True)
+class FitLimits:
+    """What an image of each cluster is like: the mean direction [C, d], and limits [C] of distance and log odds."""
+
+    centres: Floats
+    unusual_distance: Floats
+    outlier_distance: Floats
+    unusual_odds: Floats
+
+    def judge(self, embeddings: Floats, cluster_ids: Ids, confidences: Floats) -> Ids:
+        """Numbers into `FITS`, [N]. Little confidence alone makes no outlier: the image may lie between clusters."""
+        distances = _distances(embeddings, self.centres[cluster_ids])
+        unusual = (distances > self.unusual_distance[cluster_ids]) | (
+            log_odds(confidences) < self.unusual_odds[cluster_ids]
+        )
+        return np.where(distances > self.outlier_distance[cluster_ids], 2, unusual).astype(np.int64)
+
+
+def calibrate(embeddings: Floats, cluster_ids: Ids, confidences: Floats, *, clusters: int) -> FitLimits:
+    """Limits from the images that the clusters were found in."""
+    directions = _directions(embeddings)
+    centres = np.stack([_directions(directions[cluster_ids == number].sum(0)) for number in range(clusters)])
+    distances = _distances(embeddings, centres[cluster_ids])
+    odds = log_odds(confidences)
+    limits = np.empty((3, clusters), np.float32)
+    for number in range(clusters):
+        mine = cluster_ids == number
+        if mine.sum() < _FEW:
+            mine = np.ones_like(mine)
+        limits[0, number] = _fence(distances[mine], _INNER)
+        limits[1, number] = _fence(distances[mine], _OUTER)
+        limits[2, number] = -_fence(-odds[mine], _INNER)
+    return FitLimits(centres, *limits)
+
+
+def log_odds(confidences: Floats) -> Floats:
+    """Of probabilities: confidences crowd below 1, where their quartiles would say nothing."""
+    clipped = np.clip(confidences.astype(np.float64), 1e-6, 1 - 1e-6)
+    odds: Floats = np.log(clipped / (1 - clipped)).astype(np.float32)
+    return odds
+
+
+def _fence(values: Floats, reach: float) -> float:
+    lower, upper = np.quantile(values, (0.25, 0.75))
+    return float(upper + reach * (upper - lower))
+
+
+def _directions(vectors: Floats) -> Floats:
+    return vectors / np.maximum(np.linalg.norm(vectors, axis=-1, keepdims=True), 1e-12)
+
+
+def _distances(embeddings: Floats, centres: Floats) -> Floats:
+    distances: Floats = 1 - (_directions(embeddings) * centres).sum(-1)
+    return distances

@@ -1,0 +1,88 @@
+"""The images that a model found its clusters in, as it sees them: what gallery, fit and drift compare with."""
+
+from __future__ import annotations
+
+import zipfile
+from dataclasses import dataclass, fields, replace
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from ncd_serve.errors import DataError
+from ncd_serve.files import atomic_path
+from ncd_serve.fit import FitLimits, calibrate
+
+if TYPE_CHECKING:
+    from numpy.typing import NDArray
+
+    Ids = NDArray[np.int64]
+    Floats = NDArray[np.float32]
+
+REFERENCE = "reference.npz"
+MOST_IMAGES = 10_000  # embeddings of more would outweigh the model
+
+
+@dataclass(frozen=True)
+class Reference:
+    """Unlabelled training images, all of them or an even sample."""
+
+    checkpoint: str  # identifies the state of the model that looked at them: names and bundles carry it too
+    root: Path  # where the images were
+    paths: list[str]  # below it
+    cluster_ids: Ids  # [N]
+    confidences: Floats  # [N]
+    embeddings: Floats  # [N, d]
+    known_ids: Ids  # [N], the known class that each resembles most
+    known_classes: list[str]
+    counts: Ids  # [C] images of every cluster, sampled or not
+    truth: list[str]  # true classes by name, for reports alone; empty where nobody knows them
+
+    @property
+    def clusters(self) -> int:
+        """How many there are to choose from."""
+        return len(self.counts)
+
+    def limits(self) -> FitLimits:
+        """What an image of each cluster is like."""
+        return calibrate(self.embeddings, self.cluster_ids, self.confidences, clusters=self.clusters)
+
+    def files(self, root: Path | None = None) -> list[Path]:
+        """The images, below the folder where they were or another one."""
+        return [(root or self.root) / path for path in self.paths]
+
+    def sampled(self) -> Reference:
+        """At most `MOST_IMAGES` of them, evenly spread."""
+        rows = np.arange(0, len(self.paths), -(-len(self.paths) // MOST_IMAGES))
+        if len(rows) == len(self.paths):
+            return self
+        return replace(
+            self,
+            paths=[self.paths[row] for row in rows],
+            truth=[self.truth[row] for row in rows] if self.truth else [],
+            **{name: getattr(self, name)[rows] for name in ("cluster_ids", "confidences", "embeddings", "known_ids")},
+        )
+
+    def write(self, path: Path) -> None:
+        """Write the file; embeddings in half precision, which is plenty for pictures and distances."""
+        content = {field.name: np.array(getattr(self, field.name)) for field in fields(self) if field.name != "root"}
+        content |= {"root": np.array(str(self.root)), "embeddings": self.embeddings.astype(np.float16)}
+        with atomic_path(path) as temporary, temporary.open("wb") as stream:
+            np.savez_compressed(stream, **content)
+
+    @classmethod
+    def read(cls, path: Path) -> Reference:
+        """Open the file of a run or a bundle; DataError when it is missing or damaged."""
+        if not path.is_file():
+            raise DataError(
+                f"{path.parent} has no {path.name}: it was made by an older version, or training has not ended",
+                hint="ncd-serve evaluate RUN writes a run's, ncd-serve export RUN a bundle's",
+            )
+        try:
+            with np.load(path) as stored:
+                content = {field.name: stored[field.name] for field in fields(cls)}
+        except (OSError, KeyError, ValueError, zipfile.BadZipFile) as error:
+            raise DataError(f"{path} is damaged: {error}", hint="write it again: ncd-serve evaluate RUN") from None
+        texts = {name: content[name].tolist() for name in ("checkpoint", "paths", "known_classes", "truth")}
+        rest = {"root": Path(str(content["root"])), "embeddings": content["embeddings"].astype(np.float32)}
+        return cls(**{**content, **texts, **rest})
