@@ -1,7 +1,7 @@
 """Whether an image fits the cluster that it was given: `typical`, `unusual` or `outlier`.
 
-The limits are the fences of a box plot, drawn for every cluster around the images that it was found in: beyond the inner
-fence an image is unusual, beyond the outer one it is an outlier. Distances are those of directions, 1 - cosine.
+The limits are the fences of a box plot, drawn for every cluster around the images that it was found in: beyond the
+inner fence an image is unusual, beyond the outer one it is an outlier. Distances are those of directions, 1 - cosine.
 """
 
 from __future__ import annotations

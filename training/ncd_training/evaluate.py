@@ -34,10 +34,12 @@ JOINT = ", joint head"  # ends the names of splits that were judged by a head ov
 class Outputs:
     """What the exported branch says of a list of images."""
 
+    clusters: int  # how many there are to choose from
     embedding: NDArray[np.float32]
     known_ids: Ids
+    nearest_known: Ids  # the same, where the head may say "novel", too
     cluster_ids: Ids
-    clusters: int  # how many there are to choose from
+    confidences: NDArray[np.float32]
 
 
 class EvalImages(Dataset[torch.Tensor]):
@@ -118,7 +120,7 @@ def run_model(
     was_training = model.training
     model.eval()
     loader = DataLoader(EvalImages(paths, spec), batch_size=64, num_workers=workers)
-    rows: list[tuple[torch.Tensor, torch.Tensor, torch.Tensor]] = []
+    rows: list[tuple[torch.Tensor, ...]] = []
     for images in track(loader, what, len(loader)):
         maps = model.to_maps(model.placed(images))
         outputs = [model.branches[0](maps)] if see is None else model(maps)
@@ -126,32 +128,33 @@ def run_model(
             see(outputs)
         first: BranchOutput = outputs[0]
         # Parts are large: only what is asked for is kept.
-        rows.append((first.embedding.cpu(), first.known_logits.argmax(1).cpu(), first.cluster_logits.argmax(1).cpu()))
+        known = first.known_logits
+        nearest_known = known[:, : model.branches[0].known].argmax(1)
+        confidences, cluster_ids = first.cluster_logits.softmax(dim=1).max(dim=1)
+        kept = first.embedding, known.argmax(1), nearest_known, cluster_ids, confidences
+        rows.append(tuple(tensor.cpu() for tensor in kept))
     model.train(was_training)
-    embedding, known_ids, cluster_ids = (torch.cat(column).numpy() for column in zip(*rows, strict=True))
-    return Outputs(embedding, known_ids, cluster_ids, clusters=first.cluster_logits.shape[1])
+    columns = [torch.cat(column).numpy() for column in zip(*rows, strict=True)]
+    return Outputs(first.cluster_logits.shape[1], *columns)
 
 
 def evaluate_splits(
     model: DualBranchModel,
     manifest: Manifest,
     spec: PreprocessSpec,
+    unlabelled: Outputs,
     *,
     workers: int,
     track: Track,
-    see: See | None = None,
 ) -> dict[str, Scores]:
-    """Scores of every split that has true classes, by the split's name, each with a row for every true class.
-
-    `see` follows the unlabelled training images.
-    """
+    """Scores of every split that has true classes, by the split's name, each with a row for every true class."""
     scores: dict[str, Scores] = {}
 
-    def outputs(paths: Sequence[Path], split: str, see: See | None = None) -> Outputs:
-        return run_model(model, paths, spec, workers=workers, track=track, what=f"evaluating {split}", see=see)
+    def outputs(paths: Sequence[Path], split: str) -> Outputs:
+        return run_model(model, paths, spec, workers=workers, track=track, what=f"evaluating {split}")
 
     if manifest.truth is not None:
-        ids = outputs(manifest.unlabelled, UNLABELLED_TRAIN, see).cluster_ids
+        ids = unlabelled.cluster_ids
         scores[UNLABELLED_TRAIN] = _with_classes(ids, np.array(manifest.truth), manifest)
         if manifest.open_world:
             scores |= open_world_scores(

@@ -15,6 +15,7 @@ from typing import Any
 
 from ncd_serve.errors import DataError, UsageError
 from ncd_serve.files import write_json, write_text
+from ncd_serve.reference import REFERENCE
 from ncd_training.config import TrainConfig
 from ncd_training.resolve import resolve_config
 
@@ -102,6 +103,11 @@ class RunDir:
     def initial(self) -> Path:
         """The state that discovery started from."""
         return self.path / "checkpoints" / "initial.safetensors"
+
+    @property
+    def reference(self) -> Path:
+        """What the finished model makes of the unlabelled images."""
+        return self.path / REFERENCE
 
     def drop_cache(self) -> None:
         """Remove cached trunk views that nobody asked to keep elsewhere."""

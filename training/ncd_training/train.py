@@ -22,6 +22,7 @@ from ncd_training.estimate import measure
 from ncd_training.loop import train_epoch
 from ncd_training.method import Material
 from ncd_training.methods import build_method
+from ncd_training.observe import to_reference
 from ncd_training.plan import print_cost, print_plan
 from ncd_training.plots import CurvePlots, draw_curves
 from ncd_training.precision import Precision
@@ -105,8 +106,10 @@ def _start(setup: Setup, run: RunDir, *, processes: int) -> None:
 
 
 def evaluate(setup: Setup, state: TrainState, run: RunDir) -> dict[str, Any]:
-    """Scores on every split that has true classes, also kept in the run's summary."""
-    summary = {**run.read_summary(), "method": setup.config.method.name, **watch.final_scores(setup, state)}
+    """Scores on every split that has true classes, kept in the run's summary; what was found is kept beside it."""
+    scores, outputs = watch.last_look(setup, state)
+    to_reference(setup, outputs, checkpoint=run.checkpoint).write(run.reference)
+    summary = {**run.read_summary(), "method": setup.config.method.name, **scores}
     write_json(run.summary, summary)
     return summary
 

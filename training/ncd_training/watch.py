@@ -18,6 +18,7 @@ from ncd_training.evaluate import (
     raw_pixels,
     run_model,
 )
+from ncd_training.observe import look_at_unlabelled
 from ncd_training.plots import Points, draw_tsne
 from ncd_training.report import BALANCE, PSEUDO
 
@@ -86,14 +87,16 @@ def look(setup: Setup, state: TrainState, run: RunDir) -> dict[str, float]:
     return figures
 
 
-def final_scores(setup: Setup, state: TrainState) -> dict[str, Any]:
-    """Scores of every split that has true classes, and the quality of the pseudo labels."""
+def last_look(setup: Setup, state: TrainState) -> tuple[dict[str, Any], Outputs]:
+    """Scores of every split that has true classes and the quality of the pseudo labels; and what they are about."""
     data, manifest = setup.config.data, setup.manifest
     probe, rows = _probe(setup, state)
-    splits = evaluate_splits(state.model, manifest, data.preprocess, workers=data.workers, track=setup.track, see=probe)
-    if manifest.truth is None:
-        return {"scores": splits}
-    return {"scores": splits, "pseudo_labels": _qualities(probe, np.array(manifest.truth)[rows])}
+    outputs = look_at_unlabelled(setup, state.model, see=probe)
+    splits = evaluate_splits(state.model, manifest, data.preprocess, outputs, workers=data.workers, track=setup.track)
+    scores: dict[str, Any] = {"scores": splits}
+    if manifest.truth is not None:
+        scores["pseudo_labels"] = _qualities(probe, np.array(manifest.truth)[rows])
+    return scores, outputs
 
 
 def _probe(setup: Setup, state: TrainState) -> tuple[PairProbe | None, Ids]:
