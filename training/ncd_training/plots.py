@@ -20,7 +20,7 @@ from sklearn.manifold import TSNE
 
 from ncd_serve.files import atomic_path
 from ncd_training.class_number import Estimate
-from ncd_training.report import PAIRS, QUALITY, TERMS, grouped
+from ncd_training.report import PAIRS, QUALITY, TERMS, curves
 
 _MARKERS = "os^DvP"
 # The dark colours first, then the pale ones; no grey, which the known classes have.
@@ -67,19 +67,15 @@ class CurvePlots:
 def draw_curves(rows: Sequence[Mapping[str, Any]], folder: Path) -> None:
     """terms.png; quality.png and pseudo-labels.png, each where there is something to draw."""
     for group, name in ((TERMS, "terms"), (QUALITY, "quality"), (PAIRS, "pseudo-labels")):
-        curves: dict[str, list[tuple[int, float]]] = {}
-        for row in rows:
-            for figure, value in grouped(row)[group].items():
-                curves.setdefault(figure, []).append((row["epoch"], value))
-        if curves:
+        if found := curves(rows, group):
             title = f"{PAIRS}, {QUALITY}" if group == PAIRS else group
-            _draw_group(title, curves, folder / f"{name}.png")
+            _draw_group(title, found, folder / f"{name}.png")
 
 
-def _draw_group(title: str, curves: Mapping[str, list[tuple[int, float]]], target: Path) -> None:
+def _draw_group(title: str, found: Mapping[str, list[tuple[int, float]]], target: Path) -> None:
     figure, axes = plt.subplots(figsize=(7, 4.2), layout="constrained")
     colours: dict[str, str] = {}  # the figures of one branch share a colour
-    for name, points in curves.items():
+    for name, points in found.items():
         branch, _, kind = name.rpartition(" ")
         colour = colours.setdefault(branch or name, f"C{len(colours)}")
         marker = "." if len(points) <= 30 else None

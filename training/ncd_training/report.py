@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import Any
+from collections.abc import Mapping, Sequence
+from typing import Any, NamedTuple
 
 from rich.table import Table
 
@@ -12,7 +12,21 @@ from ncd_training.manifest import KNOWN_TEST, UNLABELLED_TRAIN
 BALANCE = "cluster_balance"
 PSEUDO = "pseudo_"  # begins the names of figures about pseudo labels: pseudo_<branch>_precision
 TERMS, QUALITY, PAIRS = "objective terms", UNLABELLED_TRAIN, "pseudo labels"
-_WORST = 10  # classes that are shown unless all are asked for
+WORST = 10  # classes that are shown unless all are asked for
+PAIR_COLUMNS = {
+    "precision": "precision",
+    "recall": "recall",
+    "auc": "AUC",
+    "precision_at_positives": "precision of best",
+}
+
+
+class ScoreRow(NamedTuple):
+    """Scores, what made them and on which split."""
+
+    what: str
+    split: str
+    score: Mapping[str, Any]
 
 
 def grouped(row: Mapping[str, Any]) -> dict[str, dict[str, float]]:
@@ -28,12 +42,35 @@ def grouped(row: Mapping[str, Any]) -> dict[str, dict[str, float]]:
     return groups
 
 
+def curves(rows: Sequence[Mapping[str, Any]], group: str) -> dict[str, list[tuple[int, float]]]:
+    """The figures of a group over the epochs in which they were looked at."""
+    found: dict[str, list[tuple[int, float]]] = {}
+    for row in rows:
+        for figure, value in grouped(row)[group].items():
+            found.setdefault(figure, []).append((row["epoch"], value))
+    return found
+
+
 def headlines(summary: Mapping[str, Any]) -> list[str]:
     """ACC on the unlabelled images and what it has to beat; nothing where no true classes are known."""
     if UNLABELLED_TRAIN not in summary["scores"]:
         return []
     scores = {**summary["baselines"], summary["method"]: summary["scores"][UNLABELLED_TRAIN]}
     return [f"ACC {score['acc']:.3f} on {UNLABELLED_TRAIN}: {name}" for name, score in scores.items()]
+
+
+def score_rows(summary: Mapping[str, Any]) -> list[ScoreRow]:
+    """Baselines, then the scores of every split."""
+    rows = [ScoreRow(name, UNLABELLED_TRAIN, score) for name, score in summary["baselines"].items()]
+    for name, score in summary["scores"].items():
+        split, _, head = name.partition(", ")
+        rows.append(ScoreRow(head or ("known head" if split == KNOWN_TEST else "cluster head"), split, score))
+    return rows
+
+
+def worst_first(score: Mapping[str, Any]) -> list[Mapping[str, Any]]:
+    """The classes of a split, by the share of their images that is right."""
+    return sorted(score["classes"], key=lambda row: (row["share"], row["class"]))
 
 
 def score_tables(summary: Mapping[str, Any], *, every_class: bool) -> list[Table]:
@@ -49,30 +86,21 @@ def score_tables(summary: Mapping[str, Any], *, every_class: bool) -> list[Table
 
 def _scores_table(summary: Mapping[str, Any]) -> Table:
     table = _table("scores", "what", "split", "images", "ACC", "NMI", "ARI")
-    for name, score in summary["baselines"].items():
-        table.add_row(name, UNLABELLED_TRAIN, *_cells(score))
-    for name, score in summary["scores"].items():
-        split, _, head = name.partition(", ")
-        table.add_row(head or ("known head" if split == KNOWN_TEST else "cluster head"), split, *_cells(score))
+    for row in score_rows(summary):
+        table.add_row(row.what, row.split, *_cells(row.score))
     return table
 
 
 def _pairs_table(branches: Mapping[str, Mapping[str, float]]) -> Table:
-    columns = {
-        "precision": "precision",
-        "recall": "recall",
-        "auc": "AUC",
-        "precision_at_positives": "precision of best",
-    }
-    table = _table(f"{PAIRS}, {UNLABELLED_TRAIN}", "branch", *columns.values())
+    table = _table(f"{PAIRS}, {UNLABELLED_TRAIN}", "branch", *PAIR_COLUMNS.values())
     for name, quality in branches.items():
-        table.add_row(name, *(f"{quality[key]:.3f}" for key in columns))
+        table.add_row(name, *(f"{quality[key]:.3f}" for key in PAIR_COLUMNS))
     return table
 
 
 def _classes_table(split: str, score: Mapping[str, Any], every_class: bool) -> Table:
-    rows = sorted(score["classes"], key=lambda row: (row["share"], row["class"]))
-    shown = rows if every_class else rows[:_WORST]
+    rows = worst_first(score)
+    shown = rows if every_class else rows[:WORST]
     matched = "cluster" in rows[0]
     which = "all classes" if len(shown) == len(rows) else f"the worst {len(shown)} of {len(rows)} classes"
     table = _table(f"{split}, {which}", "class", "images", *(["cluster"] if matched else []), "right")
