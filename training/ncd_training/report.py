@@ -7,11 +7,21 @@ from typing import Any, NamedTuple
 
 from rich.table import Table
 
-from ncd_training.manifest import KNOWN_TEST, UNLABELLED_TRAIN
+from ncd_training.config import TrainConfig
+from ncd_training.manifest import KNOWN_TEST, NOVEL_TEST, UNLABELLED_TRAIN, Manifest
 
 BALANCE = "cluster_balance"
 PSEUDO = "pseudo_"  # begins the names of figures about pseudo labels: pseudo_<branch>_precision
 TERMS, QUALITY, PAIRS = "objective terms", UNLABELLED_TRAIN, "pseudo labels"
+METHODS = {
+    "dual": "dual ranking statistics and mutual knowledge distillation (Zhao and Han, NeurIPS 2021)",
+    "rankstat": "ranking statistics (Han et al., ICLR 2020)",
+    "dtc": "deep transfer clustering (Han, Vedaldi and Zisserman, ICCV 2019)",
+    "kcl": "a constrained clustering network (Hsu, Lv and Kira, ICLR 2018)",
+    "mcl": "meta classification likelihood (Hsu et al., ICLR 2019)",
+    "kmeans": "k-means on features that were trained on the known classes",
+    "orca": "ORCA (Cao, Brbic and Leskovec, ICLR 2022)",
+}
 WORST = 10  # classes that are shown unless all are asked for
 PAIR_COLUMNS = {
     "precision": "precision",
@@ -19,6 +29,14 @@ PAIR_COLUMNS = {
     "auc": "AUC",
     "precision_at_positives": "precision of best",
 }
+
+
+class SplitUse(NamedTuple):
+    """Images, and what for."""
+
+    split: str
+    images: int
+    use: str
 
 
 class ScoreRow(NamedTuple):
@@ -40,6 +58,25 @@ def grouped(row: Mapping[str, Any]) -> dict[str, dict[str, float]]:
         elif name != "epoch":
             groups[TERMS][name] = value
     return groups
+
+
+def split_uses(manifest: Manifest) -> list[SplitUse]:
+    """The splits that have images."""
+    pile = "known and novel classes" if manifest.open_world else "novel classes"
+    rows = [
+        SplitUse("labelled-train", len(manifest.labelled), f"trained on, {len(manifest.known_classes)} known classes"),
+        SplitUse(UNLABELLED_TRAIN, len(manifest.unlabelled), f"trained on without labels, {pile}"),
+        SplitUse(KNOWN_TEST, len(manifest.known_test), "held out, known classes"),
+        SplitUse(NOVEL_TEST, len(manifest.novel_test), f"held out, {pile}"),
+    ]
+    return [row for row in rows if row.images]
+
+
+def initial_weights(config: TrainConfig, summary: Mapping[str, Any]) -> str:
+    """Where trunk and tail started from."""
+    if "weights" in summary:
+        return "{format}, {file}, sha256 {sha256}".format(**summary["weights"])
+    return "self-supervised by rotation" if config.rotations.epochs else "random"
 
 
 def curves(rows: Sequence[Mapping[str, Any]], group: str) -> dict[str, list[tuple[int, float]]]:
