@@ -44,6 +44,7 @@ class BundleManifest(BaseModel):
     precision: str = "fp32"
     preprocess: PreprocessSpec
     known_classes: list[str]
+    open_world: bool = False  # its first clusters are the known classes
     cluster_names: list[str]
     merged: dict[int, int] = {}  # clusters whose images are given to another one; ids stay what they are
     junk: list[int] = []  # clusters that a person set aside
