@@ -108,7 +108,7 @@ def agreement(folder: Path) -> float:
         *files, names, images["test"], precision="int8", calibrated_on=100, required=0.0, max_batch=32
     )
     with torch.inference_mode():
-        right = (ExportGraph(model)(torch.from_numpy(images["test"])).cluster_id == labels["test"]).float().mean()
+        right = (ExportGraph(model)(torch.from_numpy(images["test"]))["cluster_id"] == labels["test"]).float().mean()
     console.print(
         f"{TRUNK} trained for {EPOCHS} epochs on letters at {TRAINED_AT} px ({right:.3f} right of "
         f"{len(labels['test'])} held-out images): int8 agrees with fp32 on {found.equal_ids:.3f} of them",

@@ -6,7 +6,7 @@ import os
 from collections import deque
 from concurrent.futures import Future, ThreadPoolExecutor
 from functools import partial
-from itertools import islice
+from itertools import islice, repeat
 from pathlib import Path
 from threading import Semaphore
 from typing import TYPE_CHECKING, NamedTuple
@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, NamedTuple
 import numpy as np
 
 from ncd_serve.errors import DataError
+from ncd_serve.fit import FITS
 from ncd_serve.images import Source
 from ncd_serve.prediction import Prediction
 from ncd_serve.preprocess import PreprocessSpec, load_array
@@ -23,7 +24,8 @@ if TYPE_CHECKING:
 
     from numpy.typing import NDArray
 
-    from ncd_serve.runners import Runner
+    from ncd_serve.fit import Fit
+    from ncd_serve.runners import Answer, Runner
 
 DEFAULT_BATCH = 8  # the cost of a request is spread by then, and no request waits long for its answer
 DECODERS = min(max(4, os.cpu_count() or 1), 16)  # each may hold an image of many megapixels
@@ -86,11 +88,16 @@ def _try_load(source: Source, spec: PreprocessSpec) -> NDArray[np.uint8] | str:
 def _rows(part: list[_Loading], *, runner: Runner, top_k: int, min_confidence: float) -> list[Prediction]:
     loaded = [loading.image.result() for loading in part]
     images = [image for image in loaded if not isinstance(image, str)]
-    answers = iter(runner.probabilities(np.stack(images)) if images else ())
+    answers = iter(_each(runner.answer(np.stack(images))) if images else ())
     to_row = partial(
         Prediction.from_probabilities, names=runner.cluster_names, top_k=top_k, min_confidence=min_confidence
     )
     return [
-        Prediction.failed(loading.path, image) if isinstance(image, str) else to_row(loading.path, next(answers))
+        Prediction.failed(loading.path, image) if isinstance(image, str) else to_row(loading.path, *next(answers))
         for loading, image in zip(part, loaded, strict=True)
     ]
+
+
+def _each(answer: Answer) -> Iterator[tuple[NDArray[np.float32], Fit | None]]:
+    fits = repeat(None) if answer.fits is None else map(FITS.__getitem__, answer.fits)
+    return zip(answer.probabilities, fits, strict=False)

@@ -89,7 +89,7 @@ class Bundle:
             first = error.errors()[0]
             where = ".".join(str(part) for part in first["loc"])
             raise DataError(f"{path} is damaged: {where}: {first['msg']}", hint=_EXPORT_AGAIN) from None
-        for name in {*HASHED, *manifest.sha256}:
+        for name in dict.fromkeys((*HASHED, *manifest.sha256)):
             if not (folder / name).is_file() or sha256(folder / name) != manifest.sha256.get(name):
                 raise DataError(f"{folder / name} is missing or not the file that was verified", hint=_EXPORT_AGAIN)
         return cls(folder, manifest)

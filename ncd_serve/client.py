@@ -17,7 +17,9 @@ from ncd_serve.assignment import assign_images
 from ncd_serve.connection import CHECK_SERVER, Connection, in_background
 from ncd_serve.contract import Contract, read_contract
 from ncd_serve.errors import ServerError, UsageError
+from ncd_serve.fit import FITS
 from ncd_serve.prediction import Prediction
+from ncd_serve.runners import Answer
 from ncd_serve.sources import find_sources
 
 Images = str | Path | Iterable[str | Path]
@@ -53,16 +55,16 @@ class Client:
         opening = _ServedModel.open(url, model, timeout=timeout, patience=patience, concurrency=concurrency)
         self._model = in_background(opening).result()
         self._closing = weakref.finalize(self, _close, self._model)
-        self.preprocess, self.max_batch, _ = self._model.contract
+        self.preprocess, self.max_batch, *_ = self._model.contract
         self.cluster_names = self._model.cluster_names
 
-    def probabilities(self, images: NDArray[np.uint8]) -> NDArray[np.float32]:
-        """Images uint8 [N, H, W, 3] to cluster probabilities [N, C], in as many requests as the server needs."""
+    def answer(self, images: NDArray[np.uint8]) -> Answer:
+        """What the model says of images uint8 [N, H, W, 3], in as many requests as the server needs."""
         return self.submit(images).result()
 
-    def submit(self, images: NDArray[np.uint8]) -> Future[NDArray[np.float32]]:
+    def submit(self, images: NDArray[np.uint8]) -> Future[Answer]:
         """The same, without waiting."""
-        future = in_background(self._model.probabilities(images))
+        future = in_background(self._model.answer(images))
         self._pending.add(future)
         future.add_done_callback(self._pending.discard)
         return future
@@ -111,8 +113,8 @@ class AsyncClient:
         """Reach a server; the options are those of `Client`."""
         return cls(await asyncio.to_thread(Client, url, **options))
 
-    async def probabilities(self, images: NDArray[np.uint8]) -> NDArray[np.float32]:
-        """As `Client.probabilities`."""
+    async def answer(self, images: NDArray[np.uint8]) -> Answer:
+        """As `Client.answer`."""
         return await asyncio.wrap_future(self._client.submit(images))
 
     async def assign(self, images: Images, **options: Any) -> AsyncIterator[Prediction]:
@@ -149,6 +151,7 @@ class _ServedModel:
         self._shape = (side, side, 3)
         self._room = asyncio.Semaphore(concurrency)
         self.cluster_names = [str(number) for number in range(contract.clusters)]
+        self._wanted = ["probabilities", "fit"] if contract.tells_fit else ["probabilities"]
         self.close = connection.close
 
     @classmethod
@@ -165,14 +168,14 @@ class _ServedModel:
     async def _read_names(self) -> None:
         """The label of every cluster, through the classification extension: there is no other way to ask for them."""
         blank = np.zeros((1, *self._shape), np.uint8)
-        answer = await self._connection.infer(blank, class_count=self.contract.clusters)
+        (answer,) = await self._connection.infer(blank, ["probabilities"], class_count=self.contract.clusters)
         for entry in answer.ravel():
             # score:index:label, where a label may hold colons itself
             _score, index, *label = entry.decode(errors="replace").split(":", 2)
             if label:
                 self.cluster_names[int(index)] = label[0]
 
-    async def probabilities(self, images: NDArray[np.uint8]) -> NDArray[np.float32]:
+    async def answer(self, images: NDArray[np.uint8]) -> Answer:
         if images.dtype != np.uint8 or images.shape[1:] != self._shape or not len(images):
             raise UsageError(
                 f"{self._connection.where} takes images uint8 [N, {', '.join(map(str, self._shape))}], "
@@ -181,11 +184,16 @@ class _ServedModel:
             )
         step = self.contract.max_batch
         parts = [images[start : start + step] for start in range(0, len(images), step)]
-        return np.concatenate(await asyncio.gather(*map(self._ask, parts)))
+        answers = await asyncio.gather(*map(self._ask, parts))
+        probabilities, *fits = (np.concatenate(column) for column in zip(*answers, strict=True))
+        return Answer(probabilities, fits[0] if fits else None)
 
-    async def _ask(self, images: NDArray[np.uint8]) -> NDArray[np.float32]:
+    async def _ask(self, images: NDArray[np.uint8]) -> list[NDArray[Any]]:
         async with self._room:
-            answer = await self._connection.infer(images)
-        if answer.shape != (len(images), self.contract.clusters) or not np.isfinite(answer).all():
+            probabilities, *fits = await self._connection.infer(images, self._wanted)
+        if probabilities.shape != (len(images), self.contract.clusters) or not np.isfinite(probabilities).all():
             raise ServerError(f"{self._connection.where} gave an answer that is no probabilities", hint=CHECK_SERVER)
-        return answer
+        if not np.isin(fits, range(len(FITS))).all():
+            raise ServerError(f"{self._connection.where} gave an answer that is no fit", hint=CHECK_SERVER)
+        # One value for each image, as Triton declares it, is a column.
+        return [probabilities, *(fit.reshape(len(images)) for fit in fits)]

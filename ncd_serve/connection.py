@@ -7,7 +7,7 @@ import logging
 import random
 import time
 import uuid
-from collections.abc import Awaitable, Callable, Coroutine
+from collections.abc import Awaitable, Callable, Coroutine, Sequence
 from concurrent.futures import Future
 from functools import cache
 from importlib import import_module
@@ -84,23 +84,39 @@ class Connection:
         self._client = self._library.InferenceServerClient(self._address, ssl=self._secure, **options)
 
     async def config(self) -> dict[str, Any]:
-        """The model's configuration as served. Little patience here: who mistypes an address should not wait."""
-        as_json = {} if self._lost else {"as_json": True}
-        answer = await self._call(
-            lambda: self._client.get_model_config(self._model, **as_json), _FIRST_CONTACT_PATIENCE
-        )
+        """The model's configuration as served."""
+        answer = await self._ask("get_model_config", self._model)
         return answer.get("config", answer) if isinstance(answer, dict) else {}  # whatever else answers HTTP
 
-    async def infer(self, images: NDArray[np.uint8], *, class_count: int = 0) -> NDArray[Any]:
-        """The `probabilities` of images, or strings `score:index:label` of the likeliest `class_count`."""
+    async def server_version(self) -> str:
+        """The version of a server that says it is ready to answer."""
+        if not await self._call(self._client.is_server_ready, _FIRST_CONTACT_PATIENCE):
+            raise ServerError(f"the server at {self._address} is not ready", hint="its log says what it waits for")
+        answer = await self._ask("get_server_metadata")
+        return str(answer.get("version", "of no version")) if isinstance(answer, dict) else "of no version"
+
+    async def models(self) -> list[str]:
+        """Name, version and state of every model, as the server tells them."""
+        answer = await self._ask("get_model_repository_index")
+        entries = answer.get("models", []) if isinstance(answer, dict) else answer
+        return [" ".join(entry[key] for key in ("name", "version", "state") if key in entry) for entry in entries]
+
+    async def _ask(self, question: str, *about: str) -> Any:
+        """Ask for facts. Little patience here: who mistypes an address should not wait."""
+        as_json = {} if self._lost else {"as_json": True}
+        return await self._call(lambda: getattr(self._client, question)(*about, **as_json), _FIRST_CONTACT_PATIENCE)
+
+    async def infer(
+        self, images: NDArray[np.uint8], outputs: Sequence[str], *, class_count: int = 0
+    ) -> list[NDArray[Any]]:
+        """Outputs by name for images, or strings `score:index:label` of the highest `class_count` values of each."""
         image = self._library.InferInput("image", list(images.shape), "UINT8")
         image.set_data_from_numpy(images)
-        wanted = [self._library.InferRequestedOutput("probabilities", class_count=class_count)]
+        wanted = [self._library.InferRequestedOutput(name, class_count=class_count) for name in outputs]
         request = {"outputs": wanted, "request_id": next(self._request_ids)}  # the server's log names it
         result = await self._call(lambda: self._client.infer(self._model, [image], **request), self._patience)
         self._note(away=False)
-        array: NDArray[Any] = result.as_numpy("probabilities")
-        return array
+        return [result.as_numpy(name) for name in outputs]
 
     async def close(self) -> None:
         """Let go of the server."""

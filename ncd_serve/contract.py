@@ -20,6 +20,7 @@ class Contract(NamedTuple):
     preprocess: PreprocessSpec
     max_batch: int
     clusters: int
+    tells_fit: bool  # models of older versions do not
 
 
 def read_contract(config: dict[str, Any], where: str) -> Contract:
@@ -44,7 +45,8 @@ def read_contract(config: dict[str, Any], where: str) -> Contract:
     if probabilities.get("data_type") != "TYPE_FP32" or len(clusters) != 1 or clusters[0] < 1:
         kinds = {name: _kind(entry) for name, entry in outputs.items()}
         raise _broken(where, f"it answers with {_listed(kinds)}, not with probabilities TYPE_FP32 [clusters]")
-    return Contract(preprocess, max_batch, clusters[0])
+    tells_fit = outputs.get("fit", {}).get("data_type") == "TYPE_INT64"
+    return Contract(preprocess, max_batch, clusters[0], tells_fit)
 
 
 def _kind(entry: dict[str, Any]) -> str:

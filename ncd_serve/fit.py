@@ -7,7 +7,7 @@ inner fence an image is unusual, beyond the outer one it is an outlier. Distance
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Literal, get_args
 
 import numpy as np
 
@@ -17,7 +17,8 @@ if TYPE_CHECKING:
     Ids = NDArray[np.int64]
     Floats = NDArray[np.float32]
 
-FITS = ("typical", "unusual", "outlier")
+Fit = Literal["typical", "unusual", "outlier"]
+FITS: tuple[Fit, ...] = get_args(Fit)
 _INNER, _OUTER = 1.5, 3.0  # interquartile ranges beyond a quartile, as Tukey drew them
 _FEW = 12  # images below which a cluster's own quartiles are not worth much: all clusters' are taken
 

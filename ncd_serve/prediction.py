@@ -12,6 +12,8 @@ if TYPE_CHECKING:
 
     from numpy.typing import NDArray
 
+    from ncd_serve.fit import Fit
+
 
 class Candidate(NamedTuple):
     """One of the likeliest clusters of an image."""
@@ -34,6 +36,7 @@ class Prediction:
     cluster_name: str | None = None
     confidence: float | None = None
     margin: float | None = None
+    fit: Fit | None = None  # whether it is like the cluster's images; None where the model cannot tell
     top_k: list[Candidate] = field(default_factory=list)
     error: str | None = None
 
@@ -47,6 +50,7 @@ class Prediction:
         cls,
         path: str,
         probabilities: NDArray[np.float32],
+        fit: Fit | None = None,
         *,
         names: Sequence[str],
         top_k: int,
@@ -62,6 +66,7 @@ class Prediction:
             "ok" if best.probability >= min_confidence else "unsure",
             *best,
             margin,
+            fit,
             ranked[:top_k],
         )
 

@@ -79,7 +79,7 @@ class Reference:
                 hint="ncd-serve evaluate RUN writes a run's, ncd-serve export RUN a bundle's",
             )
         try:
-            with np.load(path) as stored:
+            with path.open("rb") as stream, np.load(stream) as stored:
                 content = {field.name: stored[field.name] for field in fields(cls)}
         except (OSError, KeyError, ValueError, zipfile.BadZipFile) as error:
             raise DataError(f"{path} is damaged: {error}", hint="write it again: ncd-serve evaluate RUN") from None

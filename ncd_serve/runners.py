@@ -5,7 +5,7 @@ from __future__ import annotations
 import io
 from contextlib import redirect_stdout
 from enum import Enum
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
 import numpy as np
 
@@ -40,6 +40,13 @@ _PROVIDERS = {
 _LOG_WARNINGS, _LOG_FATAL = 2, 4
 
 
+class Answer(NamedTuple):
+    """What a model says of a batch of images."""
+
+    probabilities: NDArray[np.float32]  # of the clusters, [N, C]
+    fits: NDArray[np.int64] | None  # numbers into `fit.FITS`, [N]; models of older versions have none
+
+
 class Runner(Protocol):
     """A model, wherever it runs, with what is needed to ask it; it may be asked by `in_flight` threads at once."""
 
@@ -48,8 +55,8 @@ class Runner(Protocol):
     max_batch: int
     in_flight: int
 
-    def probabilities(self, images: NDArray[np.uint8]) -> NDArray[np.float32]:
-        """Images uint8 [N, H, W, 3] to cluster probabilities [N, C]."""
+    def answer(self, images: NDArray[np.uint8]) -> Answer:
+        """What the model says of images uint8 [N, H, W, 3]."""
         ...
 
 
@@ -58,6 +65,10 @@ class Session(Protocol):
 
     def run(self, names: list[str], feeds: dict[str, NDArray[np.uint8]]) -> list[NDArray[np.generic]]:
         """Outputs by name for the given inputs."""
+        ...
+
+    def get_outputs(self) -> list[Any]:
+        """What it can answer with; each has a `name`."""
         ...
 
     def get_providers(self) -> list[str]:
@@ -113,8 +124,10 @@ class OnnxRunner:
         self.cluster_names = bundle.manifest.cluster_names
         self._session = open_session(bundle.model_path, device=device)
         self.provider = self._session.get_providers()[0]
+        can_judge = "fit" in {output.name for output in self._session.get_outputs()}
+        self._wanted = ["probabilities", "fit"] if can_judge else ["probabilities"]
 
-    def probabilities(self, images: NDArray[np.uint8]) -> NDArray[np.float32]:
-        """Images uint8 [N, H, W, 3] to cluster probabilities [N, C]."""
-        (answer,) = self._session.run(["probabilities"], {"image": images})
-        return answer.astype(np.float32, copy=False)
+    def answer(self, images: NDArray[np.uint8]) -> Answer:
+        """What the model says of images uint8 [N, H, W, 3]."""
+        probabilities, *fits = self._session.run(self._wanted, {"image": images})
+        return Answer(probabilities.astype(np.float32, copy=False), fits[0].astype(np.int64) if fits else None)

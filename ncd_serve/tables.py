@@ -85,18 +85,18 @@ def write_jsonl(rows: Iterable[Prediction], stream: TextIO) -> None:
 def terminal_table(rows: Iterable[Prediction], *, title: str | None = None) -> Table:
     """A table for people."""
     table = Table(title=title, title_justify="left")
-    for name in ("image", "cluster", "name", "confidence", "margin"):
+    for name in ("image", "cluster", "name", "confidence", "margin", "fit"):
         # Folded, not cut: the end of a path is what tells images apart.
         table.add_column(
             name, justify="right" if name in {"cluster", "confidence", "margin"} else "left", overflow="fold"
         )
     for row in rows:
         if row.status == "error":
-            table.add_row(escape(row.path), "-", f"[red]{escape(row.error or '')}[/red]", "-", "-")
+            table.add_row(escape(row.path), "-", f"[red]{escape(row.error or '')}[/red]", "-", "-", "-")
         else:
             name = ("[yellow]unsure:[/yellow] " if row.status == "unsure" else "") + escape(row.cluster_name or "")
             numbers = f"{row.confidence:.3f}", f"{row.margin:.3f}"
-            table.add_row(escape(row.path), str(row.cluster_id), name, *numbers)
+            table.add_row(escape(row.path), str(row.cluster_id), name, *numbers, row.fit or "-")
     return table
 
 

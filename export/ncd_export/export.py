@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
+import shutil
 import uuid
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from datetime import datetime, timezone
 from importlib.metadata import version
@@ -13,6 +13,8 @@ from typing import NamedTuple
 
 import numpy as np
 import onnxruntime
+from ncd_training.checkpoint import TrainState
+from ncd_training.observe import checkpoint_id, look_at_unlabelled, to_reference
 from ncd_training.run_dir import RunDir
 from ncd_training.setup import Setup
 from ncd_training.train import load_state
@@ -20,7 +22,7 @@ from ncd_training.train import load_state
 from ncd_export.card import initial_weights, render_card
 from ncd_export.graph import ExportGraph
 from ncd_export.reduced import Precision, to_fp16, to_int8
-from ncd_export.repository import add_to_repository, check_place, check_writable
+from ncd_export.repository import add_to_repository, check_place, check_writable, told_if_it_cannot_be_written
 from ncd_export.to_onnx import write_onnx
 from ncd_export.triton_config import MAX_BATCH, Device
 from ncd_export.verify import Agreement, Images, Verification, compare_precisions, verify
@@ -28,6 +30,7 @@ from ncd_serve.bundle import CARD, HASHED, LABELS, MANIFEST, MODEL, VERIFICATION
 from ncd_serve.errors import DataError, UsageError
 from ncd_serve.files import atomic_directory, sha256, write_json, write_text
 from ncd_serve.preprocess import load_array
+from ncd_serve.reference import REFERENCE, Reference
 
 _PACKAGES = ("ncd-serve", "torch", "onnx")
 _VERIFIED, _CALIBRATED, _CALIBRATION_BATCH = 256, 128, 8
@@ -72,9 +75,10 @@ def export_run(
     planned = setup.config.optim.epochs
     if state.epoch < planned:
         setup.console.print(f"this is the state after {state.epoch} of {planned} epochs", style="yellow")
-    graph = ExportGraph(state.model).cpu().eval()
-    with _told_if_it_cannot_be_written(out), atomic_directory(out) as folder:
-        manifest = _describe(setup, run, options, epochs=state.epoch)
+    with told_if_it_cannot_be_written(out), atomic_directory(out) as folder:
+        reference = _write_reference(setup, run, state, options, folder / REFERENCE)
+        graph = ExportGraph(state.model, reference.limits()).cpu().eval()
+        manifest = _describe(setup, run, options, epochs=state.epoch, checkpoint=reference.checkpoint)
         verification, agreement = _write_model(graph, folder / MODEL, manifest, setup, options)
         compared = {**verification.as_dict(), "agreement": asdict(agreement) if agreement else None}
         write_json(folder / VERIFICATION, compared)
@@ -82,7 +86,7 @@ def export_run(
         # Scores are those of the finished run.
         scored = options.checkpoint is None and state.epoch == planned
         write_text(folder / CARD, render_card(manifest, setup, run.read_summary(), agreement, scored=scored))
-        hashes = {file: sha256(folder / file) for file in HASHED}
+        hashes = {file: sha256(folder / file) for file in (*HASHED, REFERENCE)}
         write_text(folder / MANIFEST, manifest.model_copy(update={"sha256": hashes}).model_dump_json(indent=2) + "\n")
         version_folder = add_to_repository(
             Bundle.read(folder),
@@ -93,6 +97,16 @@ def export_run(
             keep=options.keep,
         )
     return Exported(Bundle.read(out), version_folder, verification, agreement)
+
+
+def _write_reference(setup: Setup, run: RunDir, state: TrainState, options: ExportOptions, target: Path) -> Reference:
+    """The run's own if it is of the exported state, else a new one; read back, since its file rounds embeddings."""
+    checkpoint = options.checkpoint or run.checkpoint
+    if run.reference.is_file() and Reference.read(run.reference).checkpoint == checkpoint_id(checkpoint):
+        shutil.copyfile(run.reference, target)
+    else:
+        to_reference(setup, look_at_unlabelled(setup, state.model), checkpoint=checkpoint).write(target)
+    return Reference.read(target)
 
 
 def _write_model(
@@ -154,19 +168,22 @@ def _load(paths: Sequence[Path], setup: Setup) -> Images:
     return np.stack([load_array(path, spec) for path in setup.track(paths, "reading images", len(paths))])
 
 
-def _describe(setup: Setup, run: RunDir, options: ExportOptions, *, epochs: int) -> BundleManifest:
+def _describe(setup: Setup, run: RunDir, options: ExportOptions, *, epochs: int, checkpoint: str) -> BundleManifest:
     config, manifest = setup.config, setup.manifest
     names = [f"cluster-{number}" for number in range(setup.clusters)]
-    if config.model.heads == "open_world":
+    open_world = config.model.heads == "open_world"
+    if open_world:
         names = [*manifest.known_classes, *names]
     return BundleManifest(
         bundle_id=uuid.uuid4().hex[:12],
+        checkpoint=checkpoint,
         created=datetime.now(timezone.utc).isoformat(timespec="seconds"),
         dataset=manifest.name,
         method=config.method.name,
         precision=options.precision,
         preprocess=config.data.preprocess,
         known_classes=manifest.known_classes,
+        open_world=open_world,
         cluster_names=names,
         training={
             "trunk": config.model.trunk,
@@ -189,14 +206,3 @@ def _check_output(out: Path) -> None:
     if out.exists() and not (out / MANIFEST).is_file() and not (out.is_dir() and not any(out.iterdir())):
         raise DataError(f"{out} is there already and is not a bundle", hint="choose another --out")
     check_writable(out.absolute().parent)
-
-
-@contextmanager
-def _told_if_it_cannot_be_written(out: Path) -> Iterator[None]:
-    try:
-        yield
-    except OSError as error:
-        raise DataError(
-            f"cannot write {error.filename or out}: {error.strerror or error}",
-            hint="nothing was changed; free some space, or choose another --out or --repository",
-        ) from error

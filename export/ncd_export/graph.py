@@ -5,60 +5,51 @@ A head over known and novel classes comes along: it is what tells them apart.
 
 from __future__ import annotations
 
-from typing import NamedTuple
-
 import torch
 from ncd_training.dual_branch import DualBranchModel
 from torch import Tensor, nn
 
-
-class GraphOutput(NamedTuple):
-    """The outputs of the served graph; their names are the contract."""
-
-    cluster_id: Tensor  # INT64 [N]
-    confidence: Tensor  # FP32 [N]
-    probabilities: Tensor  # FP32 [N, C]
-    embedding: Tensor  # FP32 [N, d]
-
-
-class JointOutput(NamedTuple):
-    """The outputs of a graph that can tell known from novel classes."""
-
-    cluster_id: Tensor
-    confidence: Tensor
-    probabilities: Tensor
-    embedding: Tensor
-    class_id: Tensor  # INT64 [N], known classes first, then clusters
-    is_novel: Tensor  # BOOL [N]
+from ncd_serve.fit import FitLimits
 
 
 class ExportGraph(nn.Module):
-    """uint8 images [N, H, W, 3] to cluster ids, confidence, probabilities and embedding."""
+    """uint8 images [N, H, W, 3] to the outputs of the served graph; their names and order are the contract."""
 
-    def __init__(self, model: DualBranchModel) -> None:
+    def __init__(self, model: DualBranchModel, limits: FitLimits | None = None) -> None:
         super().__init__()
         branch = model.branches[0]
         self.trunk, self.tail, self.cluster_head = model.trunk, branch.tail, branch.cluster_head
         self.known = branch.known
         self.tells_known_from_novel = model.tells_known_from_novel
         self.class_head = branch.known_head if model.tells_known_from_novel else None
+        self.fit = FitGraph(limits) if limits else None
 
     @property
     def output_names(self) -> tuple[str, ...]:
-        """What it answers with."""
-        return JointOutput._fields if self.tells_known_from_novel else GraphOutput._fields
+        """What it answers with, in the order of `forward`."""
+        names = ["cluster_id", "confidence", "probabilities", "embedding"]
+        names += ["class_id", "is_novel"] if self.tells_known_from_novel else []
+        return (*names, "fit") if self.fit else tuple(names)
 
-    def forward(self, image: Tensor) -> GraphOutput | JointOutput:
+    def forward(self, image: Tensor) -> dict[str, Tensor]:
         """Images as they come from a file: channels last, values 0 to 255."""
         embedding = self.tail(self.trunk.stages(self._normalised(image))).embedding
         probabilities = torch.softmax(self.cluster_head(embedding), dim=1)
         confidence, cluster_id = probabilities.max(dim=1)
-        answer = GraphOutput(cluster_id, confidence, probabilities, embedding)
-        if not self.tells_known_from_novel:
-            return answer
-        # An open world's clusters are the known classes and the novel ones, so they need no second head.
-        class_id = cluster_id if self.class_head is None else self.class_head(embedding).argmax(dim=1)
-        return JointOutput(*answer, class_id, class_id >= self.known)
+        answer = {
+            "cluster_id": cluster_id,  # INT64 [N]
+            "confidence": confidence,  # FP32 [N]
+            "probabilities": probabilities,  # FP32 [N, C]
+            "embedding": embedding,  # FP32 [N, d]
+        }
+        if self.tells_known_from_novel:
+            # An open world's clusters are the known classes and the novel ones, so they need no second head.
+            class_id = cluster_id if self.class_head is None else self.class_head(embedding).argmax(dim=1)
+            answer["class_id"] = class_id  # INT64 [N], known classes first, then clusters
+            answer["is_novel"] = class_id >= self.known  # BOOL [N]
+        if self.fit:
+            answer["fit"] = self.fit(embedding, cluster_id, confidence)  # INT64 [N], numbers into `fit.FITS`
+        return answer
 
     def _normalised(self, image: Tensor) -> Tensor:
         """What the trunk does with pixels, on whole rows: sums with three numbers at a time are slow channels last."""
@@ -66,3 +57,24 @@ class ExportGraph(nn.Module):
         mean, std = (moment.flatten().repeat(width) for moment in (self.trunk.mean, self.trunk.std))
         rows = (image.flatten(2).float() - mean) / std
         return rows.unflatten(2, (width, 3)).permute(0, 3, 1, 2)
+
+
+class FitGraph(nn.Module):
+    """`FitLimits.judge` as a part of the graph, so that every client of a served model is told."""
+
+    centres: Tensor
+    unusual_distance: Tensor
+    outlier_distance: Tensor
+    unusual_odds: Tensor
+
+    def __init__(self, limits: FitLimits) -> None:
+        super().__init__()
+        for name, values in vars(limits).items():
+            self.register_buffer(name, torch.from_numpy(values))
+
+    def forward(self, embedding: Tensor, cluster_id: Tensor, confidence: Tensor) -> Tensor:
+        """0, 1 or 2 for each image."""
+        distance = 1 - nn.functional.cosine_similarity(embedding, self.centres[cluster_id])
+        odds = torch.logit(confidence, eps=1e-6)
+        unusual = (distance > self.unusual_distance[cluster_id]) | (odds < self.unusual_odds[cluster_id])
+        return torch.where(distance > self.outlier_distance[cluster_id], 2, unusual.long())

@@ -109,7 +109,7 @@ def compare_precisions(
 def _torch_answers(graph: ExportGraph, images: Images, track: progress.Track) -> Answers:
     parts = _batches(images, 64)
     outputs = [graph(torch.from_numpy(part)) for part in track(parts, "torch's answers", len(parts))]
-    return {name: torch.cat([getattr(output, name) for output in outputs]).numpy() for name in graph.output_names}
+    return {name: torch.cat([output[name] for output in outputs]).numpy() for name in graph.output_names}
 
 
 def _onnx_answers(model: Path, names: tuple[str, ...], images: Images, *, batch: int, track: progress.Track) -> Answers:
@@ -125,8 +125,12 @@ def _batches(images: Images, size: int) -> list[Images]:
 
 
 def _compare(answers: Answers, expected: Answers) -> tuple[dict[str, float], float]:
-    """Largest difference of every output that is measured, and the least share that is equal of those counted."""
-    equal = min(float((answers[name] == expected[name]).mean()) for name in expected if name not in _FLOATS)
+    """Largest difference of every output that is measured, and the least share that is equal of the ids.
+
+    `fit` follows from embedding and confidence: at its limits the smallest difference would count as a mistake.
+    """
+    ids = [name for name in expected if name not in (*_FLOATS, "fit")]
+    equal = min(float((answers[name] == expected[name]).mean()) for name in ids)
     return {name: _difference(answers[name], expected[name]) for name in _FLOATS}, equal
 
 

@@ -16,6 +16,7 @@ from ncd_serve import AsyncClient, Bundle, Client, OnnxRunner, Prediction, assig
 from ncd_serve.errors import ServerError, UsageError
 from ncd_serve.images import find_images
 from ncd_serve.preprocess import load_array
+from ncd_serve.runners import Answer
 from ncd_serve.triton import TritonServer
 
 pytestmark = pytest.mark.triton
@@ -77,15 +78,17 @@ def test_many_images_at_once_are_split_for_the_server(url: str, bundle: Path, fo
     runner = OnnxRunner(Bundle.read(bundle))
     images = np.stack([load_array(path, runner.preprocess) for path in find_images([folder])] * 4)
 
-    async def ask_all() -> list[np.ndarray]:  # type: ignore[type-arg]
+    async def ask_all() -> list[Answer]:
         async with await AsyncClient.connect(url, concurrency=3) as client:
-            return await asyncio.gather(*[client.probabilities(images) for _ in range(5)])
+            return await asyncio.gather(*[client.answer(images) for _ in range(5)])
 
     with Client(url, concurrency=3) as client:
         assert len(images) > client.max_batch
-        answers = [client.probabilities(images), *asyncio.run(ask_all())]
+        answers = [client.answer(images), *asyncio.run(ask_all())]
+    direct = runner.answer(images)
     for answer in answers:
-        np.testing.assert_allclose(answer, runner.probabilities(images), atol=1e-5)
+        np.testing.assert_allclose(answer.probabilities, direct.probabilities, atol=1e-5)
+        assert answer.fits is not None and answer.fits.tolist() == direct.fits.tolist()  # type: ignore[union-attr]
 
 
 def test_arrays_that_break_the_contract_are_never_sent(server: TritonServer) -> None:
@@ -98,7 +101,7 @@ def test_arrays_that_break_the_contract_are_never_sent(server: TritonServer) -> 
             np.zeros((0, side, side, 3), np.uint8),
         ):
             with pytest.raises(UsageError, match=r"takes images uint8 \[N, 32, 32, 3\], not"):
-                client.probabilities(wrong)  # type: ignore[arg-type]
+                client.answer(wrong)  # type: ignore[arg-type]
 
 
 def test_a_model_that_is_not_ours_is_refused(url: str) -> None:

@@ -64,7 +64,7 @@ def test_one_batch_is_answered_bit_for_bit(server: TritonServer, bundle: Path, g
     spec = loaded.manifest.preprocess
     images = np.stack([load_array(path, spec) for path in find_images([glyphs / "test"])[:32]])
     (direct,) = open_session(loaded.model_path, threads=os.cpu_count() or 1).run(["probabilities"], {"image": images})
-    assert np.array_equal(Client(server.grpc_url).probabilities(images), direct)
+    assert np.array_equal(Client(server.grpc_url).answer(images).probabilities, direct)
 
 
 def test_assign_gives_the_same_rows(

@@ -17,12 +17,13 @@ def copy(bundle: Path, tmp_path: Path) -> Path:
 
 def test_a_bundle_reads_and_answers(bundle: Path) -> None:
     runner = OnnxRunner(Bundle.read(bundle))
-    answer = runner.probabilities(np.zeros((3, 32, 32, 3), np.uint8))
+    answer, fits = runner.answer(np.zeros((3, 32, 32, 3), np.uint8))
     assert answer.shape == (3, len(runner.cluster_names))
     assert answer.sum(axis=1) == pytest.approx(1)
+    assert fits is not None and fits.shape == (3,) and set(fits) <= {0, 1, 2}
 
 
-@pytest.mark.parametrize("name", ["model.onnx", "labels.txt", "verification.json", "MODEL_CARD.md"])
+@pytest.mark.parametrize("name", ["model.onnx", "labels.txt", "verification.json", "MODEL_CARD.md", "reference.npz"])
 def test_a_changed_or_missing_file_is_refused(copy: Path, name: str) -> None:
     (copy / name).write_bytes((copy / name).read_bytes() + b" ")
     with pytest.raises(DataError, match=name):

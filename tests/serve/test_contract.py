@@ -24,7 +24,9 @@ CONFIG: dict[str, Any] = {
 
 
 def test_what_a_client_learns() -> None:
-    assert read_contract(CONFIG, "here") == (PreprocessSpec(resolution=32, resize=36), 64, 5)
+    assert read_contract(CONFIG, "here") == (PreprocessSpec(resolution=32, resize=36), 64, 5, False)
+    fit = {"name": "fit", "data_type": "TYPE_INT64", "dims": ["1"]}
+    assert read_contract({**CONFIG, "output": [*CONFIG["output"], fit]}, "here").tells_fit
 
 
 @pytest.mark.parametrize(

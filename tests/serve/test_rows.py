@@ -19,6 +19,7 @@ from ncd_serve.errors import DataError, ServerError, UsageError
 from ncd_serve.images import Source, find_images
 from ncd_serve.prediction import COLUMNS, Prediction
 from ncd_serve.preprocess import PreprocessSpec
+from ncd_serve.runners import Answer
 from ncd_serve.tables import finished_paths, partial_path, terminal_table, write_rows
 
 NAMES = ["dark", "bright: very", "<odd>"]
@@ -35,10 +36,11 @@ class BrightnessRunner:
     def __init__(self) -> None:
         self.batches: list[int] = []
 
-    def probabilities(self, images: np.ndarray) -> np.ndarray:  # type: ignore[type-arg]
+    def answer(self, images: np.ndarray) -> Answer:  # type: ignore[type-arg]
         self.batches.append(len(images))
         bright = images.mean(axis=(1, 2, 3)) / 255
-        return np.stack([0.9 - 0.8 * bright, 0.8 * bright, np.full(len(images), 0.1)], 1).astype(np.float32)
+        probabilities = np.stack([0.9 - 0.8 * bright, 0.8 * bright, np.full(len(images), 0.1)], 1)
+        return Answer(probabilities.astype(np.float32), (bright > 0.5).astype(np.int64))
 
 
 @pytest.fixture
@@ -56,6 +58,7 @@ def test_one_row_per_image_in_order_and_bad_images_are_rows(pictures: Path) -> N
     assert [row.status for row in rows].count("error") == 1
     assert rows[5].error == "not an image of a known format"
     assert rows[0].cluster_name == "dark" and rows[9].cluster_name == "bright: very"
+    assert [rows[0].fit, rows[5].fit, rows[9].fit] == ["typical", None, "unusual"]
     assert sorted(runner.batches) == [2, 3, 4]
 
 
@@ -91,10 +94,10 @@ def test_images_are_read_no_further_than_the_requests_in_flight_need() -> None:
 
 def test_a_server_that_fails_ends_the_rows_after_those_before(pictures: Path) -> None:
     class Failing(BrightnessRunner):
-        def probabilities(self, images: np.ndarray) -> np.ndarray:  # type: ignore[type-arg]
+        def answer(self, images: np.ndarray) -> Answer:  # type: ignore[type-arg]
             if images.max() > 190:  # the pictures 8 and 9
                 raise ServerError("gone")
-            return super().probabilities(images)
+            return super().answer(images)
 
     rows = assign_images(find_images([pictures]), Failing())
     assert [Path(next(rows).path).stem for _ in range(8)] == [str(number) for number in range(8)]
@@ -104,12 +107,12 @@ def test_a_server_that_fails_ends_the_rows_after_those_before(pictures: Path) ->
 
 def test_who_stops_early_does_not_wait_for_answers() -> None:
     class Hanging(BrightnessRunner):
-        answer = threading.Event()
+        released = threading.Event()
 
-        def probabilities(self, images: np.ndarray) -> np.ndarray:  # type: ignore[type-arg]
+        def answer(self, images: np.ndarray) -> Answer:  # type: ignore[type-arg]
             if images.max() > 0:
-                self.answer.wait()
-            return super().probabilities(images)
+                self.released.wait()
+            return super().answer(images)
 
     def sources() -> Iterator[Source]:
         for number, shade in enumerate([0, 0, 0, 0, *[255] * 100]):
@@ -120,7 +123,7 @@ def test_who_stops_early_does_not_wait_for_answers() -> None:
     rows = assign_images(sources(), Hanging())
     assert next(rows).path == "0"
     rows.close()
-    Hanging.answer.set()
+    Hanging.released.set()
 
 
 @pytest.mark.parametrize("suffix", [".csv", ".jsonl", ".parquet"])

@@ -1,0 +1,57 @@
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from ncd_serve import reference
+from ncd_serve.errors import DataError
+from ncd_serve.reference import Reference
+
+
+def example(images: int = 7) -> Reference:
+    rng = np.random.default_rng(0)
+    return Reference(
+        checkpoint="0123456789ab",
+        root=Path("/where/they were"),
+        paths=[f"{number}/ünï <b>.png" for number in range(images)],
+        cluster_ids=np.arange(images) % 3,
+        confidences=rng.random(images, np.float32),
+        embeddings=rng.random((images, 4), np.float32),
+        known_ids=np.arange(images) % 2,
+        known_classes=["gull", "owl"],
+        counts=np.bincount(np.arange(images) % 3, minlength=4),
+        truth=[],
+    )
+
+
+def test_what_is_written_is_read(tmp_path: Path) -> None:
+    written = example()
+    written.write(tmp_path / "reference.npz")
+    read = Reference.read(tmp_path / "reference.npz")
+    assert (read.checkpoint, read.root, read.paths) == (written.checkpoint, written.root, written.paths)
+    assert (read.known_classes, read.truth, read.clusters) == (["gull", "owl"], [], 4)
+    np.testing.assert_allclose(read.embeddings, written.embeddings, atol=1e-3)
+    assert read.confidences.tolist() == written.confidences.tolist()
+    assert read.files(Path("now"))[0] == Path("now/0/ünï <b>.png")
+
+
+def test_of_many_images_an_even_sample_is_kept_but_all_are_counted(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(reference, "MOST_IMAGES", 4)
+    sample = replace(example(), truth=list("abcdefg")).sampled()
+    assert sample.paths == [example().paths[row] for row in (0, 2, 4, 6)]
+    assert sample.truth == ["a", "c", "e", "g"] and sample.embeddings.shape == (4, 4)
+    assert sample.counts.sum() == 7
+
+
+def test_missing_and_damaged_files_say_what_to_do(tmp_path: Path) -> None:
+    path = tmp_path / "reference.npz"
+    with pytest.raises(DataError, match=r"has no reference\.npz") as missing:
+        Reference.read(path)
+    assert "ncd-serve evaluate" in str(missing.value.hint)
+    example().write(path)
+    path.write_bytes(path.read_bytes()[:-100])
+    with pytest.raises(DataError, match="is damaged"):
+        Reference.read(path)
