@@ -67,7 +67,8 @@ class Prediction:
             *best,
             margin,
             fit,
-            ranked[:top_k],
+            # Clusters that were merged into others have no probability left.
+            [candidate for candidate in ranked[:top_k] if candidate.probability > 0],
         )
 
 

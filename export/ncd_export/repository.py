@@ -12,7 +12,7 @@ from ncd_serve.bundle import LABELS, MODEL, Bundle
 from ncd_serve.errors import DataError, UsageError
 from ncd_serve.files import atomic_directory, atomic_path
 from ncd_serve.triton.jpeg import add_jpeg_model, jpeg_model_name
-from ncd_serve.triton.repository import CONFIG, MODEL_NAME, VERSION
+from ncd_serve.triton.repository import CONFIG, MODEL_NAME, VERSION, read_config
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -70,6 +70,25 @@ def check_writable(folder: Path) -> None:
     nearest = next(path for path in (folder.absolute(), *folder.absolute().parents) if path.exists())
     if not (nearest.is_dir() and os.access(nearest, os.W_OK | os.X_OK)):
         raise DataError(f"cannot write to {nearest}", hint="change its permissions, or choose another folder")
+
+
+@contextmanager
+def told_if_it_cannot_be_written(bundle: Path) -> Iterator[None]:
+    """Turn what the disk refuses into DataError; for blocks that leave all as it was when they fail."""
+    try:
+        yield
+    except OSError as error:
+        raise DataError(
+            f"cannot write {error.filename or bundle}: {error.strerror or error}",
+            hint="nothing was changed; free some space, or choose another place for the bundle or the repository",
+        ) from error
+
+
+def device_of(repository: Path, name: str) -> Device:
+    """What the configuration of a model is written for; a model that is not there yet will be served on the CPU."""
+    optimization = read_config(repository / name / CONFIG).optimization
+    accelerators: list[Device] = [entry.name for entry in optimization.execution_accelerators.gpu_execution_accelerator]
+    return accelerators[0] if accelerators else "cpu"
 
 
 def _versions(folder: Path) -> list[int]:

@@ -1,0 +1,83 @@
+"""A bundle with other names: written anew, and added to a repository as the next version. Needs onnx, but no torch."""
+
+from __future__ import annotations
+
+import re
+import shutil
+import uuid
+from datetime import datetime, timezone
+from typing import TYPE_CHECKING
+
+import onnx
+
+from ncd_export.merge import set_merges
+from ncd_export.repository import (
+    add_to_repository,
+    check_place,
+    check_writable,
+    device_of,
+    told_if_it_cannot_be_written,
+)
+from ncd_serve.bundle import CARD, LABELS, MANIFEST, MODEL, Bundle, BundleManifest
+from ncd_serve.files import atomic_directory, sha256, write_text
+from ncd_serve.naming import ClusterState, Naming, cluster_states
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+_SECTION = re.compile(r"\n## Names\n.*?(?=\n## |\Z)", re.DOTALL)
+_MARKDOWN = re.compile(r"([\\`*_\[\]<>|#~&])")
+
+
+def rename_bundle(
+    bundle: Bundle, naming: Naming, *, repository: Path, name: str, keep: int | None = None
+) -> tuple[Bundle, Path]:
+    """Write the bundle anew and add it to the repository, or leave both as they were; also the version's folder."""
+    out = bundle.folder.resolve()
+    check_place(repository, name)
+    check_writable(out.parent)
+    device = device_of(repository, name)
+    with told_if_it_cannot_be_written(out), atomic_directory(out) as folder:
+        shutil.copytree(out, folder, dirs_exist_ok=True)  # whatever else its owner keeps there, too
+        _rewrite(folder, bundle.manifest, naming)
+        version = add_to_repository(Bundle.read(folder), repository, name=name, device=device, keep=keep)
+    return Bundle.read(bundle.folder), version
+
+
+def _rewrite(folder: Path, old: BundleManifest, naming: Naming) -> None:
+    identity = {
+        "bundle_id": uuid.uuid4().hex[:12],
+        "created": datetime.now(timezone.utc).isoformat(timespec="seconds"),
+    }
+    new = old.model_copy(update={**identity, **naming._asdict()})
+    _rewrite_model(folder / MODEL, new)
+    write_text(folder / LABELS, "".join(f"{label}\n" for label in new.cluster_names))
+    card = (folder / CARD).read_text(encoding="utf-8")
+    for key, value in identity.items():
+        card = card.replace(getattr(old, key), value)
+    write_text(folder / CARD, _SECTION.sub("", card) + _names_section(new))
+    hashes = {file: sha256(folder / file) for file in old.sha256}
+    write_text(folder / MANIFEST, new.model_copy(update={"sha256": hashes}).model_dump_json(indent=2) + "\n")
+
+
+def _rewrite_model(path: Path, manifest: BundleManifest) -> None:
+    model = onnx.load(path)
+    set_merges(model.graph, manifest.merged, known=len(manifest.known_classes))
+    facts = {entry.key: entry.value for entry in model.metadata_props}
+    onnx.helper.set_model_props(model, {**facts, "bundle_id": manifest.bundle_id})
+    onnx.checker.check_model(model, full_check=True)
+    onnx.save(model, path)
+
+
+def _names_section(manifest: BundleManifest) -> str:
+    said = [cluster for cluster in cluster_states(manifest) if cluster.state in ("named", "merged", "junk")]
+    rows = "".join(f"| {cluster.cluster_id} | {_in_words(cluster)} |\n" for cluster in said)
+    intro = (
+        "\n## Names\nGiven by a person who looked at the clusters, not by the model.\n\n| cluster | name |\n|---|---|\n"
+    )
+    return intro + rows if said else ""
+
+
+def _in_words(cluster: ClusterState) -> str:
+    name = _MARKDOWN.sub(r"\\\1", cluster.cluster_name)
+    return f"{name} (merged into {cluster.merged_into})" if cluster.state == "merged" else name

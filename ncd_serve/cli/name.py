@@ -1,0 +1,115 @@
+"""`name apply`, `name list` and `name export`."""
+
+from __future__ import annotations
+
+import json
+from collections import Counter
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+from rich.markup import escape
+from rich.table import Column, Table
+
+from ncd_serve.cli import extras
+from ncd_serve.cli.console import messages, out
+from ncd_serve.cli.options import ModelName
+from ncd_serve.errors import UsageError
+
+if TYPE_CHECKING:
+    from ncd_serve.naming import ClusterState, Naming
+
+BundleFolder = Annotated[Path, typer.Option("--bundle", help="A bundle.")]
+
+app = typer.Typer(help="Name the clusters of a bundle, merge them, set some aside.", no_args_is_help=True)
+
+
+@app.command()
+def apply(
+    names: Annotated[Path, typer.Argument(help="A names.json, as the gallery saves it.")],
+    bundle: Annotated[Path | None, typer.Option(help="A bundle; default: the one that the file names.")] = None,
+    repository: Annotated[Path, typer.Option(help="Triton model repository to add it to.")] = Path("model_repository"),
+    model_name: ModelName = "ncd_global",
+    keep: Annotated[int | None, typer.Option(min=1, help="Remove all versions but the newest N.")] = None,
+) -> None:
+    """Write names and merges into a bundle, and add it to a Triton model repository as a new version."""
+    from ncd_serve.bundle import Bundle
+    from ncd_serve.naming import Names, apply_names, cluster_states
+
+    wanted = Names.read(names)
+    folder = bundle or wanted.bundle
+    if folder is None:
+        raise UsageError(f"{names} does not say which bundle it is for", hint="add --bundle RUN/bundle")
+    opened = Bundle.read(folder)
+    naming = apply_names(opened.manifest, wanted)
+    rename = extras.load("ncd_export.rename", extra="export")
+    with messages.status("writing the named model"):
+        named, version = rename.rename_bundle(opened, naming, repository=repository, name=model_name, keep=keep)
+    _note_same_names(naming)
+    states = Counter(cluster.state for cluster in cluster_states(named.manifest))
+    out.print(
+        f"{len(naming.cluster_names)} clusters: {', '.join(f'{count} {state}' for state, count in states.items())}\n"
+        f"bundle: [bold]{escape(str(named.folder))}[/bold]\nmodel:  [bold]{escape(str(version))}[/bold]\n"
+        f"next: ncd-serve serve --repository {escape(str(repository))}    (a server with --watch loads it by itself)",
+        highlight=False,
+        soft_wrap=True,
+    )
+
+
+@app.command("list")
+def list_(bundle: BundleFolder, as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False) -> None:
+    """Show the clusters of a bundle: their names, their images in training, and which are merged or junk."""
+    from ncd_serve.bundle import Bundle
+    from ncd_serve.naming import cluster_states
+    from ncd_serve.reference import REFERENCE
+
+    opened = Bundle.read(bundle)
+    clusters = cluster_states(opened.manifest)
+    # Bundles of older versions do not know it.
+    images = opened.reference().counts.tolist() if REFERENCE in opened.manifest.sha256 else [None] * len(clusters)
+    if as_json:
+        rows = [{**cluster._asdict(), "images": count} for cluster, count in zip(clusters, images, strict=True)]
+        out.print_json(json.dumps(rows))
+        return
+    table = Table(Column("cluster", justify="right"), "name", Column("images", justify="right"), "state")
+    for cluster, count in zip(clusters, images, strict=True):
+        shown = "-" if count is None else str(count)
+        table.add_row(str(cluster.cluster_id), escape(cluster.cluster_name), shown, _in_words(cluster))
+    out.print(table)
+
+
+@app.command()
+def export(
+    bundle: BundleFolder,
+    target: Annotated[Path | None, typer.Option("--out", help="The new file; default: print it.")] = None,
+) -> None:
+    """Write the names.json that would restore a bundle's names, merges and junk."""
+    from ncd_serve.bundle import Bundle
+    from ncd_serve.files import write_json
+    from ncd_serve.naming import Names
+
+    content = Names.of(Bundle.read(bundle)).as_json()
+    if target is None:
+        out.print_json(json.dumps(content))
+        return
+    if target.exists():
+        raise UsageError(f"{target} exists", hint="choose another --out")
+    write_json(target, content)
+    out.print(f"{target}\nnext: ncd-serve name apply {target}", markup=False, highlight=False, soft_wrap=True)
+
+
+def _in_words(cluster: ClusterState) -> str:
+    if cluster.state == "unnamed":
+        return ""
+    return f"merged into {cluster.merged_into}" if cluster.state == "merged" else cluster.state
+
+
+def _note_same_names(naming: Naming) -> None:
+    from ncd_serve.naming import same_names
+
+    for name, (first, *others) in same_names(naming).items():
+        text = (
+            f"note: clusters {', '.join(map(str, (first, *others)))} share the name '{name}'; to make them one: "
+            + ", ".join(f'"{number}": {{"merge_into": {first}}}' for number in others)
+        )
+        messages.print(text, style="yellow", markup=False, highlight=False, soft_wrap=True)

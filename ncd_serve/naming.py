@@ -1,0 +1,222 @@
+"""Names that a person gave to clusters: what `names.json` says, and what that makes of a bundle's labels.
+
+Ids never change. A merged cluster hands its images to another one; those of a junk cluster are labelled `junk`.
+"""
+
+from __future__ import annotations
+
+import unicodedata
+from collections import defaultdict
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any, Literal, NamedTuple
+
+from pydantic import AfterValidator, BaseModel, ConfigDict, ValidationError, model_validator
+
+from ncd_serve.errors import DataError, did_you_mean
+
+if TYPE_CHECKING:
+    from ncd_serve.bundle import Bundle, BundleManifest
+
+    Entries = dict[int, "ClusterEntry"]
+
+State = Literal["unnamed", "named", "merged", "junk", "known"]
+JUNK = "junk"
+_LONGEST_NAME = 200
+# What would break files that hold one name a line: control characters and line breaks.
+_FORBIDDEN = ("Cc", "Zl", "Zp")
+
+
+def _usable(name: str) -> str:
+    name = name.strip()
+    if not name:
+        raise ValueError("a name cannot be empty")
+    if len(name) > _LONGEST_NAME:
+        raise ValueError(f"a name has at most {_LONGEST_NAME} characters, not {len(name)}")
+    if any(unicodedata.category(character) in _FORBIDDEN for character in name):
+        raise ValueError("a name cannot hold line breaks or control characters")
+    return name
+
+
+class _Strict(BaseModel):
+    model_config = ConfigDict(frozen=True, extra="forbid", strict=True)
+
+
+class ClusterEntry(_Strict):
+    """What is said about one cluster: one of these, or nothing, which restores its default name."""
+
+    name: Annotated[str, AfterValidator(_usable)] | None = None
+    merge_into: int | None = None
+    junk: bool = False
+
+    @model_validator(mode="after")
+    def _says_one_thing(self) -> ClusterEntry:
+        if len(said := self.model_dump(exclude_defaults=True)) > 1:
+            raise ValueError(f"{' and '.join(said)} exclude each other")
+        return self
+
+
+class Names(_Strict):
+    """The content of `names.json`. Clusters that it does not mention keep what they have."""
+
+    checkpoint: str | None = None  # of the model whose clusters were looked at, where that is known
+    bundle: Path | None = None
+    clusters: dict[int, ClusterEntry]
+
+    @classmethod
+    def read(cls, path: Path) -> Names:
+        """Open the file; DataError says what is wrong with it."""
+        try:
+            return cls.model_validate_json(path.read_bytes())
+        except OSError as error:
+            raise DataError(f"cannot read {path}: {error.strerror}", hint="check the path") from None
+        except ValidationError as error:
+            raise _unusable(path, error) from None
+
+    @classmethod
+    def of(cls, bundle: Bundle) -> Names:
+        """All that is said about a bundle's clusters."""
+        checkpoint = bundle.manifest.checkpoint or None
+        return cls(checkpoint=checkpoint, bundle=bundle.folder.absolute(), clusters=_entries(bundle.manifest))
+
+    def as_json(self) -> dict[str, Any]:
+        """As the file holds it."""
+        clusters = {str(number): entry.model_dump(exclude_defaults=True) for number, entry in self.clusters.items()}
+        return {**self.model_dump(mode="json"), "clusters": clusters}
+
+
+class Naming(NamedTuple):
+    """The fields of a bundle's manifest that names decide."""
+
+    cluster_names: list[str]
+    merged: dict[int, int]
+    junk: list[int]
+
+
+class ClusterState(NamedTuple):
+    """What became of one cluster."""
+
+    cluster_id: int
+    cluster_name: str
+    state: State
+    merged_into: int | None
+
+
+def apply_names(manifest: BundleManifest, names: Names) -> Naming:
+    """The labels, merges and junk of a bundle after these names; DataError when they do not suit its clusters."""
+    _check_model(manifest, names)
+    defaults = [_default_name(manifest, number) for number in range(len(manifest.cluster_names))]
+    entries = {**_entries(manifest), **_suitable(manifest, names.clusters)}
+    merged = {
+        number: _last_target(number, entries, clusters=len(defaults))
+        for number, entry in sorted(entries.items())
+        if entry.merge_into is not None
+    }
+    junk = sorted(number for number, entry in entries.items() if entry.junk)
+    own = [(entries[number].name if number in entries else None) or name for number, name in enumerate(defaults)]
+    labels = [JUNK if number in junk else own[merged.get(number, number)] for number in range(len(own))]
+    return Naming(labels, merged, junk)
+
+
+def same_names(naming: Naming) -> dict[str, list[int]]:
+    """Names that several clusters have, merged and junk ones aside."""
+    owners: dict[str, list[int]] = defaultdict(list)
+    for number, name in enumerate(naming.cluster_names):
+        if number not in naming.merged and number not in naming.junk:
+            owners[name].append(number)
+    return {name: numbers for name, numbers in owners.items() if len(numbers) > 1}
+
+
+def cluster_states(manifest: BundleManifest) -> list[ClusterState]:
+    """What became of every cluster, by id."""
+    return [
+        ClusterState(number, name, _state(manifest, number), manifest.merged.get(number))
+        for number, name in enumerate(manifest.cluster_names)
+    ]
+
+
+def _state(manifest: BundleManifest, number: int) -> State:
+    if number in manifest.merged:
+        return "merged"
+    if number in manifest.junk:
+        return "junk"
+    if number < _known(manifest):
+        return "known"
+    return "unnamed" if manifest.cluster_names[number] == _default_name(manifest, number) else "named"
+
+
+def _entries(manifest: BundleManifest) -> Entries:
+    """What was said so far about every cluster that may be named."""
+    return {
+        number: ClusterEntry(name=name if state == "named" else None, merge_into=merged_into, junk=state == "junk")
+        for number, name, state, merged_into in cluster_states(manifest)[_known(manifest) :]
+    }
+
+
+def _known(manifest: BundleManifest) -> int:
+    """How many of the first clusters are known classes."""
+    return len(manifest.known_classes) if manifest.open_world else 0
+
+
+def _default_name(manifest: BundleManifest, number: int) -> str:
+    known = _known(manifest)
+    return manifest.known_classes[number] if number < known else f"cluster-{number - known}"
+
+
+def _check_model(manifest: BundleManifest, names: Names) -> None:
+    if names.checkpoint not in (None, manifest.checkpoint):
+        raise DataError(
+            f"these names are for the clusters of model {names.checkpoint}, "
+            f"the bundle is of model {manifest.checkpoint or '(unknown: an older version made it)'}",
+            hint="give --bundle the export of the run whose clusters you looked at",
+        )
+
+
+def _suitable(manifest: BundleManifest, entries: Entries) -> Entries:
+    """The entries, all of which are about clusters of this model that may be named."""
+    for number, entry in entries.items():
+        _check_id(number, f"cluster {number}", clusters=len(manifest.cluster_names))
+        if number < _known(manifest) and entry not in (
+            ClusterEntry(),
+            ClusterEntry(name=manifest.known_classes[number]),
+        ):
+            raise DataError(
+                f"cluster {number} is the known class '{manifest.known_classes[number]}', which keeps its name",
+                hint="other clusters may be merged into it",
+            )
+    return {number: entry for number, entry in entries.items() if number >= _known(manifest)}
+
+
+def _last_target(start: int, entries: Entries, *, clusters: int) -> int:
+    """Where merges lead in the end."""
+    way = [start]
+    while (entry := entries.get(way[-1])) and entry.merge_into is not None:
+        _check_id(entry.merge_into, f"cluster {way[-1]} is merged into {entry.merge_into}, which", clusters=clusters)
+        way.append(entry.merge_into)
+        if len(set(way)) < len(way):
+            raise DataError(
+                "merges go round in a circle: " + " into ".join(map(str, way)),
+                hint=f'leave one of them out; {{"{start}": {{}}}} undoes an earlier one',
+            )
+    if entry and entry.junk:
+        raise DataError(
+            f"cluster {start} is merged into {way[-1]}, which is junk", hint="mark both as junk, or merge into another"
+        )
+    return way[-1]
+
+
+def _check_id(number: int, what: str, *, clusters: int) -> None:
+    if not 0 <= number < clusters:
+        raise DataError(
+            f"{what} is not in the model", hint=f"its clusters are 0 to {clusters - 1}: ncd-serve name list"
+        )
+
+
+def _unusable(path: Path, error: ValidationError) -> DataError:
+    first = error.errors()[0]
+    where = ".".join(str(part) for part in first["loc"])
+    hint = 'it looks like {"clusters": {"3": {"name": "gull"}, "7": {"merge_into": 3}, "9": {"junk": true}}}'
+    if first["type"] == "extra_forbidden":
+        known = Names.model_fields if len(first["loc"]) == 1 else ClusterEntry.model_fields
+        return DataError(f"{path}: unknown key {where}", hint=did_you_mean(str(first["loc"][-1]), known))
+    what = first["msg"].removeprefix("Value error, ")
+    return DataError(f"{path}: {where}: {what}" if where else f"{path}: {what}", hint=hint)
