@@ -13,7 +13,20 @@ from typing import Annotated
 import typer
 
 from ncd_serve import __version__
-from ncd_serve.cli import compare, config, demo, estimate_k, export, inspect, name, predict, pretrain, serve, train
+from ncd_serve.cli import (
+    compare,
+    config,
+    demo,
+    drift,
+    estimate_k,
+    export,
+    inspect,
+    name,
+    predict,
+    pretrain,
+    serve,
+    train,
+)
 from ncd_serve.cli.console import exit_with
 from ncd_serve.errors import NcdError
 
@@ -42,6 +55,7 @@ app.command()(serve.stop)
 app.command()(predict.query)
 app.command()(predict.assign)
 app.add_typer(name.app, name="name")
+app.command()(drift.drift)
 app.command()(inspect.doctor)
 app.command()(demo.demo)
 

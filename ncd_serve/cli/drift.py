@@ -1,0 +1,61 @@
+"""`drift`."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import asdict
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+from rich.markup import escape
+from rich.table import Table
+
+from ncd_serve.cli.console import messages, out
+
+if TYPE_CHECKING:
+    from ncd_serve.drift import Drift
+
+_CHANGED = 5  # clusters whose shares are printed
+
+
+def drift(
+    rows: Annotated[Path, typer.Argument(help="Rows that `query` or `assign` wrote: .csv, .jsonl or .parquet.")],
+    bundle: Annotated[Path, typer.Option(help="The bundle whose model made them.")],
+    plot: Annotated[Path | None, typer.Option(help="Where to draw it; default ROWS.drift.svg.")] = None,
+    as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
+) -> None:
+    """Say whether new images are still like those that the clusters were found in."""
+    from ncd_serve.bundle import Bundle
+    from ncd_serve.drift import find_drift
+    from ncd_serve.drift_plot import draw_drift
+    from ncd_serve.table_reader import read_rows
+
+    found = find_drift(read_rows(rows), Bundle.read(bundle))
+    target = plot or rows.with_name(f"{rows.name}.drift.svg")
+    draw_drift(found, target, title=rows.name)
+    if as_json:
+        measures = [{**asdict(measure), "drifted": measure.drifted} for measure in found.measures]
+        out.print_json(json.dumps({"drifted": found.drifted, **asdict(found), "measures": measures}))
+        return
+    _show(found)
+    out.print(f"picture: {target}", markup=False, highlight=False, soft_wrap=True)
+    if found.drifted:
+        look = f"look at them: ncd-serve gallery {rows} --bundle {bundle}"
+        messages.print(look, markup=False, highlight=False, soft_wrap=True)
+
+
+def _show(found: Drift) -> None:
+    verdict = "[red]not like[/red]" if found.drifted else "[green]like[/green]"
+    unreadable = f", {found.unreadable} more cannot be read" if found.unreadable else ""
+    out.print(f"{found.images} images{unreadable}: {verdict} the images of training", highlight=False)
+    table = Table("question", "difference", "limit", "verdict", "the difference is")
+    for measure in found.measures:
+        verdict = "[red]drifted[/red]" if measure.drifted else "[green]ok[/green]"
+        table.add_row(measure.name, f"{measure.difference:.3f}", f"{measure.limit:.3f}", verdict, measure.meaning)
+    out.print(table)
+    changed = sorted(found.shares, key=lambda share: -abs(share.batch - share.training))[:_CHANGED]
+    table = Table("cluster", "name", "share in training", "share now", title="changed most", title_justify="left")
+    for share in changed:
+        table.add_row(str(share.cluster_id), escape(share.name), f"{share.training:.3f}", f"{share.batch:.3f}")
+    out.print(table)

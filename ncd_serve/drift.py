@@ -1,0 +1,173 @@
+"""Whether a batch of new images is like the images that a model found its clusters in.
+
+Three questions, each answered by a difference that has to be both large and hardly possible by chance: are the
+clusters' shares the same, is the model as sure, and do as few images lie beyond the fences of their clusters?
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from ncd_serve.errors import DataError
+from ncd_serve.fit import FITS
+
+if TYPE_CHECKING:
+    from numpy.typing import NDArray
+
+    from ncd_serve.bundle import Bundle
+    from ncd_serve.prediction import Prediction
+
+    Ids = NDArray[np.integer[Any]]
+    Floats = NDArray[np.floating[Any]]
+
+FEWEST = 20  # images that can be compared at all
+_CHANCE = 0.001  # how often a batch of the same kind may be taken for another, by each question
+_LARGE = {"cluster shares": 0.15, "confidence": 0.25, "outliers": 0.10}
+_DRAWS, _SEED = 2000, 0
+_BINS = 10  # of the pictured confidences
+
+
+@dataclass(frozen=True)
+class Measure:
+    """One question: how different a batch is, and what would be the least to speak of."""
+
+    name: str
+    meaning: str
+    difference: float
+    limit: float
+
+    @property
+    def drifted(self) -> bool:
+        """Whether this is more than chance and too much to ignore."""
+        return self.difference > self.limit
+
+
+@dataclass(frozen=True)
+class Share:
+    """A cluster's part of the images, then and now."""
+
+    cluster_id: int
+    name: str
+    training: float
+    batch: float
+
+
+@dataclass(frozen=True)
+class Drift:
+    """A batch beside the training images."""
+
+    images: int
+    unreadable: int
+    measures: list[Measure]
+    shares: list[Share]  # of all clusters
+    confidences: dict[str, list[float]]  # shares of images by tenths of confidence, then and now
+    fits: dict[str, dict[str, float]]  # shares of images by fit, then and now; empty where the model cannot tell
+
+    @property
+    def drifted(self) -> bool:
+        """Whether any measure says so."""
+        return any(measure.drifted for measure in self.measures)
+
+
+def find_drift(rows: Sequence[Prediction], bundle: Bundle) -> Drift:
+    """Compare rows with the bundle's own images; DataError when there are too few, or they are another model's."""
+    answered = [row for row in rows if row.status != "error"]
+    _check(answered, bundle)
+    manifest, reference = bundle.manifest, bundle.reference()
+    clusters = len(manifest.cluster_names)
+    into = np.array([manifest.merged.get(number, number) for number in range(clusters)])
+    ids = np.array([row.cluster_id for row in answered])
+    counts = np.bincount(into, weights=reference.counts, minlength=clusters)
+    batch_counts = np.bincount(ids, minlength=clusters)
+    # Where clusters were merged, the model is surer than it was: there nothing can be compared.
+    touched = [*manifest.merged, *manifest.merged.values()]
+    then = reference.confidences[~np.isin(reference.cluster_ids, touched)]
+    now = np.array([row.confidence for row in answered])[~np.isin(ids, touched)]
+    measures = [_shares_differ(counts, batch_counts), _confidences_differ(then, now)]
+    fits: dict[str, dict[str, float]] = {}
+    if all(row.fit for row in answered):
+        limits = reference.limits()
+        own = limits.judge(reference.embeddings, reference.cluster_ids, reference.confidences)
+        given = np.array([FITS.index(row.fit) for row in answered if row.fit])
+        measures.append(_more_outliers(own, given))
+        fits = {"training": _fit_shares(own), "batch": _fit_shares(given)}
+    pairs = zip(manifest.cluster_names, _part(counts), _part(batch_counts), strict=True)
+    return Drift(
+        images=len(answered),
+        unreadable=len(rows) - len(answered),
+        measures=measures,
+        shares=[Share(number, *pair) for number, pair in enumerate(pairs)],
+        confidences={"training": _histogram(then), "batch": _histogram(now)},
+        fits=fits,
+    )
+
+
+def _check(answered: Sequence[Prediction], bundle: Bundle) -> None:
+    if len(answered) < FEWEST:
+        raise DataError(
+            f"{len(answered)} rows of readable images are too few to compare", hint=f"give at least {FEWEST}"
+        )
+    clusters = len(bundle.manifest.cluster_names)
+    foreign = [row for row in answered if row.cluster_id is None or not 0 <= row.cluster_id < clusters]
+    if foreign:
+        raise DataError(
+            f"cluster {foreign[0].cluster_id} of {foreign[0].path} is not one of the bundle's {clusters}",
+            hint="give the --bundle that made these rows",
+        )
+
+
+def _shares_differ(training: Floats | Ids, batch: Ids) -> Measure:
+    """Half the sum of the differences; chance is how far samples of the training shares stray from them."""
+    images, shares = int(batch.sum()), _part(training)
+    # Training images are a sample, too: both stray.
+    rng, both = np.random.default_rng(_SEED), 1 / (1 / images + 1 / max(training.sum(), 1))
+    strays = np.abs(rng.multinomial(max(1, int(both)), shares, _DRAWS) / max(1, int(both)) - shares).sum(1) / 2
+    return Measure(
+        "cluster shares",
+        "images that would have to change their cluster",
+        float(np.abs(_part(batch) - shares).sum() / 2),
+        max(_LARGE["cluster shares"], float(np.quantile(strays, 1 - _CHANCE))),
+    )
+
+
+def _confidences_differ(training: Floats, batch: Floats) -> Measure:
+    """Kolmogorov and Smirnov's distance, with their limit for large samples."""
+    meaning = "largest difference of the shares below any confidence"
+    if not (len(training) and len(batch)):
+        return Measure("confidence", meaning, 0.0, 1.0)
+    values = np.concatenate([training, batch])
+    below = [np.searchsorted(np.sort(sample), values, side="right") / len(sample) for sample in (training, batch)]
+    chance = math.sqrt(-math.log(_CHANCE / 2) / 2 * (1 / len(training) + 1 / len(batch)))
+    return Measure("confidence", meaning, float(np.abs(below[0] - below[1]).max()), max(_LARGE["confidence"], chance))
+
+
+def _more_outliers(training: Ids, batch: Ids) -> Measure:
+    """How many more there are; chance is what a batch of training images would have, by the normal approximation."""
+    outlier = FITS.index("outlier")
+    expected = float(((training == outlier).sum() + 1) / (len(training) + 2))
+    chance = 3.1 * math.sqrt(expected * (1 - expected) / len(batch))
+    return Measure(
+        "outliers",
+        "more images that fit nowhere",
+        float((batch == outlier).mean()) - expected,
+        max(_LARGE["outliers"], chance),
+    )
+
+
+def _part(counts: Floats | Ids) -> Floats:
+    parts: Floats = counts / counts.sum()
+    return parts
+
+
+def _histogram(confidences: Floats) -> list[float]:
+    counts, _ = np.histogram(confidences, _BINS, (0.0, 1.0))
+    return [float(share) for share in counts / max(1, len(confidences))]
+
+
+def _fit_shares(fits: Ids) -> dict[str, float]:
+    return {name: float((fits == number).mean()) for number, name in enumerate(FITS)}
