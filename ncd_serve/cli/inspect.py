@@ -5,31 +5,61 @@ from __future__ import annotations
 import json
 from dataclasses import asdict
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
-from rich.table import Table
+from rich.markup import escape
+from rich.table import Column, Table
 
-from ncd_serve.cli.console import out
+from ncd_serve.cli.console import messages, out
+from ncd_serve.cli.options import ModelName
+
+if TYPE_CHECKING:
+    from ncd_serve.doctor import Check
+
+_COLOURS = {"ok": "green", "missing": "yellow", "problem": "bold red"}
+_VERDICT_WIDTH, _WHAT_WIDTH = 8, 20
 
 
 def doctor(
     bundle: Annotated[Path | None, typer.Option(help="Also check a bundle.")] = None,
     repository: Annotated[Path | None, typer.Option(help="Also check a model repository.")] = None,
     url: Annotated[str | None, typer.Option(help="Also check a Triton server.")] = None,
+    model_name: ModelName = "ncd_global",
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
 ) -> None:
-    """Check the installation, and what else is named."""
+    """Check the installation, and what else is named; tell what to do about each problem.
+
+    What is `missing` is needed by some commands only. Ends with 0 unless there is a problem; otherwise with the code
+    of the first one: 3 for a bundle, a repository or a disk, 5 for a server or Triton, 6 for the installation.
+    """
     from ncd_serve.doctor import examine
 
-    checks = examine(bundle=bundle, repository=repository, url=url)
+    checks: list[Check] = []
+    with messages.status("looking"):
+        for check in examine(bundle=bundle, repository=repository, url=url, model=model_name):
+            if not as_json:
+                _show(check, new_group=not checks or checks[-1].group != check.group)
+            checks.append(check)
     if as_json:
         out.print_json(json.dumps([asdict(check) for check in checks]))
-    else:
-        colours = {"ok": "green", "missing": "yellow", "problem": "red"}
-        table = Table("check", "verdict", "found", "fix")
-        for check in checks:
-            table.add_row(check.what, f"[{colours[check.verdict]}]{check.verdict}", check.found, check.fix)
-        out.print(table)
-    if any(check.verdict == "problem" for check in checks):
-        raise typer.Exit(1)
+    problems = [check for check in checks if check.verdict == "problem"]
+    if problems:
+        raise typer.Exit(problems[0].code)
+
+
+def _show(check: Check, *, new_group: bool) -> None:
+    if new_group:
+        out.print(f"[bold]{escape(check.group)}[/bold]", highlight=False, soft_wrap=True)
+    row = Table.grid(
+        Column(width=_VERDICT_WIDTH),
+        Column(width=_WHAT_WIDTH, overflow="fold"),
+        Column(overflow="fold"),
+        padding=(0, 1),
+    )
+    colour = _COLOURS[check.verdict]
+    row.add_row(f"[{colour}]{check.verdict}[/]", escape(check.what), escape(check.found))
+    out.print(row, highlight=False)
+    if check.fix:  # never folded: a command is there to be copied
+        indent = " " * (_VERDICT_WIDTH + _WHAT_WIDTH + 2)
+        out.print(f"{indent}[bold]fix:[/bold] {escape(check.fix)}", highlight=False, soft_wrap=True)

@@ -21,6 +21,14 @@ MODEL_FILES = {"onnxruntime": "model.onnx", "python": "model.py"}
 
 def check_repository(repository: Path) -> list[str]:
     """The names of the models; raises DataError with the reason when Triton has no chance to load what is there."""
+    models = model_folders(repository)
+    for model in models:
+        check_model(model)
+    return [model.name for model in models]
+
+
+def model_folders(repository: Path) -> list[Path]:
+    """The folders of the models, whatever is in them; raises DataError when this is no repository."""
     try:
         if (repository / CONFIG).exists() or any(VERSION.fullmatch(entry.name) for entry in repository.iterdir()):
             raise DataError(
@@ -30,11 +38,48 @@ def check_repository(repository: Path) -> list[str]:
         models = sorted(entry for entry in repository.iterdir() if entry.is_dir() and not entry.name.startswith("."))
         if not models:
             raise DataError(f"no model folders in {repository}", hint=LAYOUT)
-        for model in models:
-            _check_model(model)
-        return [model.name for model in models]
+        return models
     except OSError as error:
-        raise DataError(f"cannot read {error.filename}: {error.strerror}", hint=LAYOUT) from error
+        raise _unreadable(error) from error
+
+
+def check_model(model: Path) -> Any:
+    """The configuration of a model; raises DataError with the reason when Triton has no chance to load it."""
+    try:
+        if not MODEL_NAME.fullmatch(model.name):
+            raise DataError(f"'{model.name}' cannot be a model name: only letters, digits, and _ . - can", hint=LAYOUT)
+        config = read_config(model / CONFIG)
+        if config.name not in ("", model.name):
+            raise DataError(
+                f"{model / CONFIG} names the model '{config.name}', its folder '{model.name}'",
+                hint="they have to be equal",
+            )
+        for label_file in {output.label_filename for output in config.output} - {""}:
+            if not (model / label_file).is_file():
+                raise DataError(
+                    f"{model / CONFIG} needs the labels {label_file}, which are not there", hint="export again"
+                )
+        model_versions(model, config)
+        return config
+    except OSError as error:
+        raise _unreadable(error) from error
+
+
+def model_versions(model: Path, config: Any) -> list[Path]:
+    """The folders of the versions that Triton would see, the newest last."""
+    versions = sorted(
+        (entry for entry in model.iterdir() if VERSION.fullmatch(entry.name)), key=lambda entry: int(entry.name)
+    )
+    expected = MODEL_FILES.get(config.backend or "onnxruntime") if config.platform != "ensemble" else None
+    if expected is not None:  # other backends have files of their own
+        expected = config.default_model_filename or expected
+        versions = [version for version in versions if (version / expected).is_file()]
+        for file in (version / expected for version in versions):
+            if not os.access(file, os.R_OK):
+                raise DataError(f"cannot read {file}: permission denied", hint="chmod a+r it")
+    if not versions:
+        raise DataError(f"no version{f' with a {expected}' if expected else ''} in {model}", hint=LAYOUT)
+    return versions
 
 
 def load_configs(model: Path) -> tuple[str, str] | None:
@@ -44,7 +89,7 @@ def load_configs(model: Path) -> tuple[str, str] | None:
     """
     from google.protobuf.json_format import MessageToJson  # type: ignore[import-untyped]
 
-    config = _read_config(model / CONFIG)
+    config = read_config(model / CONFIG)
     if not config.backend or config.version_policy.WhichOneof("policy_choice") not in (None, "latest"):
         return None
     exact = MessageToJson(config, preserving_proto_field_name=True)
@@ -56,34 +101,11 @@ def _parent(repository: Path) -> Path:
     return repository.resolve().parent
 
 
-def _check_model(model: Path) -> None:
-    if not MODEL_NAME.fullmatch(model.name):
-        raise DataError(f"'{model.name}' cannot be a model name: only letters, digits, and _ . - can", hint=LAYOUT)
-    config = _read_config(model / CONFIG)
-    if config.name not in ("", model.name):
-        raise DataError(
-            f"{model / CONFIG} names the model '{config.name}', its folder '{model.name}'", hint="they have to be equal"
-        )
-    for label_file in {output.label_filename for output in config.output} - {""}:
-        if not (model / label_file).is_file():
-            raise DataError(f"{model / CONFIG} needs the labels {label_file}, which are not there", hint="export again")
-    _check_versions(model, config)
+def _unreadable(error: OSError) -> DataError:
+    return DataError(f"cannot read {error.filename}: {error.strerror}", hint=LAYOUT)
 
 
-def _check_versions(model: Path, config: Any) -> None:
-    versions = [entry for entry in model.iterdir() if VERSION.fullmatch(entry.name)]
-    expected = MODEL_FILES.get(config.backend or "onnxruntime") if config.platform != "ensemble" else None
-    if expected is not None:  # other backends have files of their own
-        expected = config.default_model_filename or expected
-        versions = [version for version in versions if (version / expected).is_file()]
-        for file in (version / expected for version in versions):
-            if not os.access(file, os.R_OK):
-                raise DataError(f"cannot read {file}: permission denied", hint="chmod a+r it")
-    if not versions:
-        raise DataError(f"no version{f' with a {expected}' if expected else ''} in {model}", hint=LAYOUT)
-
-
-def _read_config(path: Path) -> Any:
+def read_config(path: Path) -> Any:
     """The configuration, empty where there is none: Triton completes it from the model."""
     from google.protobuf import text_format  # type: ignore[import-untyped]
     from tritonclient.grpc.model_config_pb2 import ModelConfig

@@ -86,8 +86,10 @@ def test_a_model_that_is_not_there(server: TritonServer) -> None:
 def test_doctor_sees_all_of_it(server: TritonServer, bundle: Path, repository: Path, ncd: Any) -> None:
     done = ncd("doctor", "--json", "--bundle", bundle, "--repository", repository, "--url", f"grpc://{server.grpc_url}")
     assert done.returncode == 0, done.stdout
-    checks = {check["what"]: check for check in json.loads(done.stdout)}
-    assert checks[f"server grpc://{server.grpc_url}"]["found"] == "5 clusters, answers a test image"
+    checks = {(check["group"].split()[0], check["what"]): check for check in json.loads(done.stdout)}
+    for place in (("bundle", "test image"), ("repository", "ncd_global"), ("server", "test image")):
+        assert checks[place]["verdict"] == "ok" and "5 probabilities out, which sum to 1" in checks[place]["found"]
+    assert checks["bundle", "reference"]["verdict"] == "ok"
 
 
 def test_an_interrupted_demo_ends_at_once(server: TritonServer, tmp_path: Path) -> None:
