@@ -87,7 +87,7 @@ def find_drift(rows: Sequence[Prediction], bundle: Bundle) -> Drift:
     # Where clusters were merged, the model is surer than it was: there nothing can be compared.
     touched = [*manifest.merged, *manifest.merged.values()]
     then = reference.confidences[~np.isin(reference.cluster_ids, touched)]
-    now = np.array([row.confidence for row in answered])[~np.isin(ids, touched)]
+    now = np.array([row.confidence for row in answered], np.float32)[~np.isin(ids, touched)]
     measures = [_shares_differ(counts, batch_counts), _confidences_differ(then, now)]
     fits: dict[str, dict[str, float]] = {}
     if all(row.fit for row in answered):
