@@ -78,13 +78,14 @@ class _Calibration(CalibrationDataReader):  # type: ignore[misc]  # untyped
 
 
 def _heads(graph: onnx.GraphProto) -> list[onnx.NodeProto]:
-    """The nodes that follow the embedding."""
-    reached, nodes = {"embedding"}, []
-    for node in graph.node:  # in the order of their execution
-        if reached.intersection(node.input):
-            reached.update(node.output)
+    """The nodes that the embedding does not need."""
+    needed, nodes = {"embedding"}, []
+    for node in reversed(graph.node):  # which are in the order of their execution
+        if needed.intersection(node.output):
+            needed.update(node.input)
+        else:
             nodes.append(node)
-    return nodes
+    return nodes[::-1]
 
 
 @contextmanager
