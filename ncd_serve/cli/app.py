@@ -20,6 +20,7 @@ from ncd_serve.cli import (
     drift,
     estimate_k,
     export,
+    gallery,
     inspect,
     name,
     predict,
@@ -54,6 +55,7 @@ app.command()(serve.status)
 app.command()(serve.stop)
 app.command()(predict.query)
 app.command()(predict.assign)
+app.command()(gallery.gallery)
 app.add_typer(name.app, name="name")
 app.command()(drift.drift)
 app.command()(inspect.doctor)

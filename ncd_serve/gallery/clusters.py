@@ -1,0 +1,113 @@
+"""Facts about each cluster: what is central in it, what is doubtful, and what it is near to."""
+
+from __future__ import annotations
+
+from collections import Counter
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from ncd_serve.fit import FITS
+
+if TYPE_CHECKING:
+    from ncd_serve.gallery.collection import Collection, Floats, Ids
+
+CENTRAL, DOUBTFUL = 16, 6  # images that a cluster is introduced by
+_NEAREST = 4
+_MAIN_CLASSES = 5
+
+
+@dataclass(frozen=True)
+class Cluster:
+    """One cluster, with its images (rows of the collection) in the order in which they are shown."""
+
+    number: int
+    count: int  # images, shown or not
+    images: list[int]  # the most central, the least certain, then all others, the central ones first
+    confidence: float  # mean
+    nearest: list[tuple[int, float]]  # other clusters, with cosine or with the share of images that doubt between them
+    known: tuple[str, float] | None  # the known class that most images resemble, and how many do
+    truths: list[tuple[str, int]]  # true classes, the most frequent first
+    fits: list[int] | None  # images of each of `FITS`
+
+    @property
+    def purity(self) -> float | None:
+        """Share of the most frequent true class."""
+        return self.truths[0][1] / len(self.images) if self.truths else None
+
+
+def describe(shown: Collection) -> tuple[list[Cluster], Floats]:
+    """The clusters that have images, the largest first, and how central each image is in its own, [N]."""
+    centres = _centres(shown)
+    central = _centrality(shown, centres)
+    numbers = [int(number) for number in np.unique(shown.cluster_ids)]
+    clusters = [_describe(shown, number, central, _nearest(shown, number, numbers, centres)) for number in numbers]
+    return sorted(clusters, key=lambda cluster: (-cluster.count, cluster.number)), central
+
+
+def _describe(shown: Collection, number: int, central: Floats, nearest: list[tuple[int, float]]) -> Cluster:
+    rows = np.flatnonzero(shown.cluster_ids == number)
+    fits = np.bincount(shown.fits[rows], minlength=len(FITS)).tolist() if shown.fits is not None else None
+    return Cluster(
+        number=number,
+        count=int(shown.counts[number]),
+        images=_arrange(rows, central[rows], shown.confidences[rows]),
+        confidence=float(shown.confidences[rows].mean()),
+        nearest=nearest,
+        known=_resembles(shown, number),
+        truths=Counter(shown.truth[row] for row in rows).most_common(_MAIN_CLASSES) if shown.truth else [],
+        fits=fits,
+    )
+
+
+def _arrange(rows: Ids, central: Floats, confidences: Floats) -> list[int]:
+    by_centre = rows[np.argsort(-central, kind="stable")]
+    first = by_centre[:CENTRAL]
+    by_doubt = rows[np.argsort(confidences, kind="stable")]
+    doubtful = by_doubt[~np.isin(by_doubt, first)][:DOUBTFUL]
+    rest = by_centre[~np.isin(by_centre, np.concatenate([first, doubtful]))]
+    return [int(row) for row in (*first, *doubtful, *rest)]
+
+
+def _centres(shown: Collection) -> Floats | None:
+    """Mean directions of all clusters, [C, d]; zeros where a cluster has no image."""
+    if shown.embeddings is None:
+        return None
+    sums = np.zeros((len(shown.counts), shown.embeddings.shape[1]), np.float32)
+    np.add.at(sums, shown.cluster_ids, _directions(shown.embeddings))
+    return _directions(sums)
+
+
+def _centrality(shown: Collection, centres: Floats | None) -> Floats:
+    """Cosine with the cluster's centre; confidence where there are no embeddings."""
+    if centres is None or shown.embeddings is None:
+        return shown.confidences
+    central: Floats = (_directions(shown.embeddings) * centres[shown.cluster_ids]).sum(1)
+    return central
+
+
+def _nearest(shown: Collection, number: int, numbers: list[int], centres: Floats | None) -> list[tuple[int, float]]:
+    if centres is not None:
+        others = [other for other in numbers if other != number]
+        near = sorted(((float(centres[other] @ centres[number]), other) for other in others), reverse=True)
+        return [(other, cosine) for cosine, other in near[:_NEAREST]]
+    if shown.rivals is None:
+        return []
+    rivals = shown.rivals[shown.cluster_ids == number]
+    return [
+        (int(other), count / len(rivals))
+        for other, count in Counter(rivals[rivals >= 0].tolist()).most_common(_NEAREST)
+    ]
+
+
+def _resembles(shown: Collection, number: int) -> tuple[str, float] | None:
+    known = shown.known_ids.get(number)
+    if known is None or not len(known):
+        return None
+    likest, count = Counter(known.tolist()).most_common(1)[0]
+    return shown.known_classes[likest], count / len(known)
+
+
+def _directions(vectors: Floats) -> Floats:
+    return vectors / np.maximum(np.linalg.norm(vectors, axis=-1, keepdims=True), 1e-12)

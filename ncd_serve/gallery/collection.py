@@ -1,0 +1,61 @@
+"""What a gallery shows, wherever it comes from: images with their clusters, and what is known about them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Literal
+
+import numpy as np
+from numpy.typing import NDArray
+
+Ids = NDArray[np.int64]
+Floats = NDArray[np.float32]
+Track = Callable[[Iterable[Any], str, int], Iterable[Any]]
+Kind = Literal["run", "bundle", "rows"]
+
+
+@dataclass(frozen=True)
+class Naming:
+    """What people have said about the clusters so far."""
+
+    defaults: list[str]  # what every cluster is called while it has no name, by id
+    names: dict[int, str] = field(default_factory=dict)
+    merged: dict[int, int] = field(default_factory=dict)
+    junk: list[int] = field(default_factory=list)
+    checkpoint: str | None = None  # the state of the model whose clusters these are
+    bundle: Path | None = None  # where the names are kept
+    fixed: int = 0  # the first clusters, which are known classes and keep their names
+
+
+@dataclass(frozen=True)
+class Collection:
+    """Images in clusters. N images are shown, `counts` has all of them."""
+
+    kind: Kind
+    source: Path
+    naming: Naming
+    root: Path  # of the paths
+    paths: list[str]
+    files: list[Path]  # where the images are now
+    cluster_ids: Ids  # [N]
+    confidences: Floats  # [N]
+    counts: Ids  # [C]
+    fits: Ids | None = None  # [N] numbers into `fit.FITS`
+    embeddings: Floats | None = None  # [N, d]
+    rivals: Ids | None = None  # [N] the second likeliest clusters, -1 where there is none
+    known_ids: dict[int, Ids] = field(default_factory=dict)  # by cluster: the known classes that its images resemble
+    known_classes: list[str] = field(default_factory=list)
+    truth: list[str] = field(default_factory=list)  # true classes, for reports alone; empty where nobody knows them
+    failures: list[tuple[str, str]] = field(default_factory=list)  # images without a cluster, and why
+
+    @property
+    def total(self) -> int:
+        """Images in clusters, shown or not."""
+        return int(self.counts.sum())
+
+
+def silent(items: Iterable[Any], description: str, total: int) -> Iterable[Any]:
+    """No progress at all."""
+    return items

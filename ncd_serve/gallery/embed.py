@@ -1,0 +1,47 @@
+"""Embeddings of new images, by the model in a bundle."""
+
+from __future__ import annotations
+
+from concurrent.futures import ThreadPoolExecutor
+from functools import partial
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from ncd_serve.assignment import DECODERS
+from ncd_serve.errors import DataError
+from ncd_serve.preprocess import PreprocessSpec, load_array
+from ncd_serve.runners import open_session
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+    from pathlib import Path
+
+    from numpy.typing import NDArray
+
+    from ncd_serve.bundle import Bundle
+    from ncd_serve.gallery.collection import Floats, Track
+
+_BATCH = 32
+
+
+def embed(bundle: Bundle, files: Sequence[Path], *, track: Track) -> list[Floats | str]:
+    """The embedding [d] of each image, or the reason why there is none."""
+    session = open_session(bundle.model_path)
+    load = partial(_try_load, spec=bundle.manifest.preprocess)
+    answers: list[Floats | str] = []
+    starts = range(0, len(files), _BATCH)
+    with ThreadPoolExecutor(DECODERS) as decoders:
+        for start in track(starts, "embedding images", len(starts)):
+            loaded = list(decoders.map(load, files[start : start + _BATCH]))
+            images = [image for image in loaded if not isinstance(image, str)]
+            found = iter(session.run(["embedding"], {"image": np.stack(images)})[0] if images else ())
+            answers += [image if isinstance(image, str) else next(found).astype(np.float32) for image in loaded]
+    return answers
+
+
+def _try_load(file: Path, spec: PreprocessSpec) -> NDArray[np.uint8] | str:
+    try:
+        return load_array(file, spec)
+    except DataError as error:
+        return str(error)

@@ -1,0 +1,161 @@
+"""The page itself: data as JSON, sheets as text, one script and one style that its policy knows by their hashes."""
+
+from __future__ import annotations
+
+import base64
+import hashlib
+from functools import cache
+from importlib.resources import files
+from itertools import accumulate
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from ncd_serve import __version__
+from ncd_serve.fit import FITS
+from ncd_serve.gallery.clusters import CENTRAL, DOUBTFUL
+from ncd_serve.gallery.matching import best_match, contingency
+from ncd_serve.gallery.thumbnails import COLUMNS, parts
+from ncd_serve.images import printable
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+    from typing import BinaryIO
+
+    from ncd_serve.gallery.clusters import Cluster
+    from ncd_serve.gallery.collection import Collection, Floats
+    from ncd_serve.gallery.places import MapKind
+    from ncd_serve.gallery.thumbnails import Sheet
+
+# In this order, in one scope.
+SCRIPTS = ("data", "sheets", "naming", "tiles", "cards", "detail", "filter", "map", "matrix", "keys", "main")
+_MOST_FAILURES = 200  # listed; all are counted
+
+
+def page_data(
+    shown: Collection,
+    clusters: Sequence[Cluster],
+    central: Floats,
+    *,
+    sheets: Sequence[Sheet],
+    tile: int,
+    title: str,
+    kind: MapKind,
+    where: Floats | None,
+) -> dict[str, Any]:
+    """All that the script reads: images in the order of the sheets, column by column."""
+    naming = shown.naming
+    order = [row for cluster in clusters for row in cluster.images]
+    starts = [0, *accumulate(len(rows) for _, rows in parts(clusters))]
+    return {
+        "title": title,
+        "kind": shown.kind,
+        "source": printable(shown.source),
+        "root": printable(shown.root.absolute()),
+        "checkpoint": naming.checkpoint,
+        "bundle": printable(naming.bundle) if naming.bundle else None,
+        "version": __version__,
+        "defaults": naming.defaults,
+        "fixed": naming.fixed,
+        "names": naming.names,
+        "merged": naming.merged,
+        "junk": naming.junk,
+        "total": shown.total,
+        "map": kind.value,
+        "embedded": shown.embeddings is not None,
+        "introduced": [CENTRAL, DOUBTFUL],
+        "tile": tile,
+        "columns": COLUMNS,
+        "sheets": starts,
+        "missing": [start + number for start, sheet in zip(starts, sheets, strict=False) for number in sheet.missing],
+        "fits": FITS if shown.fits is not None else [],
+        "clusters": [_cluster_data(cluster) for cluster in clusters],
+        "images": _image_data(shown, order, central, where),
+        "confusion": _confusion(shown, clusters),
+        "failures": [[printable(path), error] for path, error in shown.failures[:_MOST_FAILURES]],
+        "failed": len(shown.failures),
+    }
+
+
+def _cluster_data(cluster: Cluster) -> dict[str, Any]:
+    return {
+        "id": cluster.number,
+        "count": cluster.count,
+        "shown": len(cluster.images),
+        "confidence": round(cluster.confidence, 4),
+        "nearest": [[other, round(near, 3)] for other, near in cluster.nearest],
+        "known": [cluster.known[0], round(cluster.known[1], 4)] if cluster.known else None,
+        "truths": cluster.truths,
+        "purity": None if cluster.purity is None else round(cluster.purity, 4),
+        "fits": cluster.fits,
+    }
+
+
+def _image_data(shown: Collection, order: list[int], central: Floats, where: Floats | None) -> dict[str, Any]:
+    classes = sorted(set(shown.truth))
+    number = {name: index for index, name in enumerate(classes)}
+    return {
+        "path": [printable(shown.paths[row]) for row in order],
+        "confidence": _rounded(shown.confidences[order], 4),
+        "central": _rounded(central[order], 4),
+        "fit": shown.fits[order].tolist() if shown.fits is not None else None,
+        "truth": [number[shown.truth[row]] for row in order] if shown.truth else None,
+        "classes": classes,
+        "x": _rounded(where[order, 0], 4) if where is not None else None,
+        "y": _rounded(where[order, 1], 4) if where is not None else None,
+    }
+
+
+def _confusion(shown: Collection, clusters: Sequence[Cluster]) -> dict[str, Any] | None:
+    """Clusters and true classes in matched order, with the images that they share."""
+    if not shown.truth:
+        return None
+    classes, table = contingency(shown.cluster_ids, shown.truth, clusters=len(shown.counts))
+    numbers = [cluster.number for cluster in clusters]
+    pairs = best_match(table[numbers])
+    left = [column for column in range(len(classes)) if column not in {match for _, match in pairs}]
+    columns = [column for _, column in pairs] + left
+    rows = [row for row, _ in pairs] + [row for row in range(len(numbers)) if row not in {match for match, _ in pairs}]
+    ordered = table[numbers][rows][:, columns]
+    return {
+        "clusters": [numbers[row] for row in rows],
+        "classes": [classes[column] for column in columns],
+        "matched": len(pairs),
+        "accuracy": round(sum(int(table[numbers[row], column]) for row, column in pairs) / len(shown.truth), 4),
+        "cells": [[int(row), int(column), int(ordered[row, column])] for row, column in np.argwhere(ordered)],
+    }
+
+
+def _rounded(values: Floats, digits: int) -> list[float]:
+    return [round(float(value), digits) for value in values]
+
+
+def write_page(data: dict[str, Any], sheets: Sequence[Sheet], stream: BinaryIO) -> None:
+    """Render the page; sheets come last, those that clusters are introduced by before the others."""
+    from jinja2 import Environment, PackageLoader
+
+    environment = Environment(loader=PackageLoader("ncd_serve.gallery"), autoescape=True, trim_blocks=True)
+    numbered = sorted(enumerate(sheets), key=lambda pair: not pair[1].first)
+    style, script = _style(), _script()
+    environment.get_template("gallery.html.jinja").stream(
+        data=data, style=style, script=script, style_hash=_hash(style), script_hash=_hash(script), sheets=numbered
+    ).dump(stream, encoding="utf-8")
+
+
+@cache
+def _style() -> str:
+    return _part("gallery.css")
+
+
+@cache
+def _script() -> str:
+    return '"use strict";\n(() => {\n' + "\n".join(_part(f"{name}.js") for name in SCRIPTS) + "})();\n"
+
+
+def _part(name: str) -> str:
+    return (files("ncd_serve.gallery") / "templates" / name).read_text(encoding="utf-8")
+
+
+def _hash(text: str) -> str:
+    """As a content security policy names an inline script or style."""
+    return "sha256-" + base64.b64encode(hashlib.sha256(text.encode()).digest()).decode()

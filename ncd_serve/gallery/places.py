@@ -1,0 +1,63 @@
+"""Where each image is on the map: places in two dimensions in which near embeddings stay near."""
+
+from __future__ import annotations
+
+from enum import Enum
+from importlib import import_module
+from importlib.util import find_spec
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from ncd_serve.errors import MissingExtraError
+
+if TYPE_CHECKING:
+    from ncd_serve.gallery.collection import Floats
+
+MOST_FOR_TSNE = 5000  # a minute; the time grows faster than the images
+_FEWEST_FOR_TSNE = 10
+_PCA_DIM = 50  # t-SNE's authors reduce to this first: distances stay, noise and time shrink
+
+
+class MapKind(str, Enum):
+    """How the map is drawn."""
+
+    PCA = "pca"
+    TSNE = "tsne"
+    NONE = "none"
+
+
+def choose_kind(images: int) -> MapKind:
+    """The better map, t-SNE, where it is at hand and does not take long."""
+    possible = _FEWEST_FOR_TSNE <= images <= MOST_FOR_TSNE and find_spec("sklearn") is not None
+    return MapKind.TSNE if possible else MapKind.PCA
+
+
+def places(embeddings: Floats, kind: MapKind) -> Floats:
+    """Places [N, 2], the longer side of their box from 0 to 1; the same embeddings always give the same ones."""
+    directions = embeddings / np.maximum(np.linalg.norm(embeddings, axis=1, keepdims=True), 1e-12)
+    few = len(embeddings) < _FEWEST_FOR_TSNE
+    found = _tsne(directions) if kind is MapKind.TSNE and not few else principal(directions, 2)
+    corner, reach = found.min(0), float(np.ptp(found, axis=0).max()) or 1.0
+    return ((found - corner) / reach).astype(np.float32)
+
+
+def principal(vectors: Floats, count: int) -> Floats:
+    """The vectors [N, d] along the `count` directions in which they vary most, the largest entry of each positive."""
+    centred = (vectors - vectors.mean(0)).astype(np.float64)
+    _, axes = np.linalg.eigh(centred.T @ centred)
+    axes = axes[:, ::-1][:, :count]
+    axes *= np.sign(axes[np.abs(axes).argmax(0), np.arange(axes.shape[1])])
+    found = centred @ axes
+    return np.pad(found, ((0, 0), (0, count - found.shape[1]))).astype(np.float32)
+
+
+def _tsne(directions: Floats) -> Floats:
+    try:
+        manifold = import_module("sklearn.manifold")
+    except ModuleNotFoundError:
+        raise MissingExtraError.of("train", "scikit-learn") from None
+    reduced = principal(directions, min(_PCA_DIM, *directions.shape))
+    perplexity = min(30.0, (len(reduced) - 1) / 3)
+    found: Floats = manifold.TSNE(perplexity=perplexity, init="pca", random_state=0).fit_transform(reduced)
+    return found

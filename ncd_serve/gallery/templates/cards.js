@@ -1,0 +1,203 @@
+// A card for each cluster. Only those near the window have content; the others keep their place.
+const SHAPES = [
+  "M4 0A4 4 0 1 1-4 0A4 4 0 1 1 4 0Z",
+  "M-3.5-3.5H3.5V3.5H-3.5Z",
+  "M0-4.8L4.6 3.4H-4.6Z",
+  "M0-5L5 0L0 5L-5 0Z",
+  "M0 4.8L4.6-3.4H-4.6Z",
+  "M-1.6-4.6H1.6V-1.6H4.6V1.6H1.6V4.6H-1.6V1.6H-4.6V-1.6H-1.6Z",
+];
+const COLOURS = 7;
+clusters.forEach((cluster, order) => {
+  cluster.colour = order % COLOURS;
+  cluster.shape = SHAPES[Math.floor(order / COLOURS) % SHAPES.length];
+  cluster.matching = cluster.images;
+});
+
+function makeMark(cluster) {
+  const svg = document.createElementNS("http://www.w3.org/2000/svg", "svg");
+  const path = document.createElementNS("http://www.w3.org/2000/svg", "path");
+  svg.setAttribute("viewBox", "-6 -6 12 12");
+  svg.setAttribute("class", `mark c${cluster.colour}`);
+  svg.setAttribute("aria-hidden", "true");
+  path.setAttribute("d", cluster.shape);
+  svg.append(path);
+  return svg;
+}
+
+const cardsInView = new IntersectionObserver((entries) => {
+  for (const { isIntersecting, target } of entries) {
+    const cluster = byId.get(Number(target.dataset.cluster));
+    if (isIntersecting) openCard(cluster);
+    else if (!target.contains(document.activeElement)) closeCard(cluster);
+  }
+}, { rootMargin: "900px" });
+
+function makeCards() {
+  for (const cluster of clusters) {
+    cluster.card = make("article", {
+      id: `cluster-${cluster.id}`, class: "card", "data-cluster": cluster.id, tabindex: -1,
+    });
+    cardsInView.observe(cluster.card);
+  }
+}
+
+function openCard(cluster) {
+  if (cluster.parts) return;
+  cluster.parts = {};
+  cluster.card.replaceChildren(cardHead(cluster), cardFacts(cluster), cardBody(cluster));
+  cluster.card.style.minHeight = "";
+  refreshCard(cluster);
+}
+
+function closeCard(cluster) {
+  if (!cluster.parts) return;
+  cluster.card.style.minHeight = `${cluster.card.offsetHeight}px`;
+  cluster.parts = null;
+  cluster.card.replaceChildren();
+}
+
+function cardHead(cluster) {
+  const { id, parts } = cluster;
+  let typing = 0;
+  parts.name = make("input", {
+    class: "name", placeholder: data.defaults[id], maxlength: 200, readonly: isFixed(id), spellcheck: "false", autocomplete: "off",
+    "aria-label": `Name of cluster ${id}`,
+    focus: () => { typing = Date.now(); },
+    input: () => setName(id, parts.name.value, `${id}:${typing}`),
+  });
+  parts.suggestion = make("span", { class: "suggestion" });
+  parts.all = make("button", { type: "button", class: "plain all", click: () => toggleAll(cluster) });
+  parts.merge = make("button", {
+    type: "button", class: "plain merge", click: () => (said[id].merge === null ? chooseMerge(cluster) : unmerge(id)),
+  });
+  parts.junk = make("button", {
+    type: "button", class: "plain junk", title: "Set aside as junk (x)", click: () => setJunk(id, !said[id].junk),
+  }, "Junk");
+  return make("header", {},
+    makeMark(cluster), parts.name, make("span", { class: "number muted" }, `#${id}`), parts.suggestion,
+    make("span", { class: "choices" }, parts.all, parts.merge, parts.junk));
+}
+
+function refreshCard(cluster) {
+  const { id, parts, card } = cluster;
+  const { name, merge, junk } = said[id];
+  card.setAttribute("aria-label", `Cluster ${id}: ${nameOf(id)}, ${counted(cluster.count, "image")}`);
+  card.classList.toggle("merged", merge !== null);
+  card.classList.toggle("set-aside", junk);
+  card.classList.toggle("changed", entryText(said[id]) !== entryText(begun[id]));
+  if (!parts) return;
+  if (parts.name !== document.activeElement || parts.name.value.trim() !== name) parts.name.value = name;
+  parts.name.disabled = merge !== null;
+  parts.merge.textContent = merge === null ? "Merge into…" : "Unmerge";
+  parts.merge.hidden = junk || isFixed(id);
+  parts.junk.hidden = merge !== null || isFixed(id);
+  parts.junk.setAttribute("aria-pressed", junk);
+  parts.suggestion.replaceChildren(...suggestions(cluster));
+  const guests = mergedInto(id).map((guest) => clusterLink(guest.id, guest.count));
+  parts.guests.replaceChildren(...(guests.length ? ["with ", ...guests] : []));
+}
+
+// Beside the name: what became of the cluster, or what it might be called. Never filled in by itself.
+function suggestions(cluster) {
+  const { id, known } = cluster;
+  const { name, merge, junk } = said[id];
+  if (merge !== null) return ["merged into ", clusterLink(merge)];
+  if (junk) return ["set aside as junk"];
+  const twin = namesake(id);
+  if (twin) {
+    const join = make("button", { type: "button", class: "chip", click: () => mergeInto(id, twin.id) }, "merge them?");
+    return ["also the name of ", clusterLink(twin.id), join];
+  }
+  if (isFixed(id)) return ["a known class"];
+  if (name || !known) return [];
+  return [make("button", {
+    type: "button", class: "chip suggest", title: `${percent(known[1])} of its images resemble the known class most`,
+    click: () => setName(id, known[0]),
+  }, "suggestion: like ", make("b", {}, known[0]), ` ${percent(known[1])}`)];
+}
+
+function clusterLink(id, count = null) {
+  const cluster = byId.get(id);
+  const words = [nameOf(id), count === null ? null : make("span", { class: "muted" }, ` ${count.toLocaleString("en")}`)];
+  return make("a", { href: `#cluster-${id}`, class: "cluster-link", "data-cluster": id },
+    cluster ? makeMark(cluster) : null, ...words);
+}
+
+function cardFacts(cluster) {
+  const { count, confidence, purity, truths, fits, nearest, parts } = cluster;
+  const fact = (label, ...words) => make("span", { class: "fact" }, make("span", { class: "muted" }, `${label} `), ...words);
+  parts.guests = make("span", { class: "fact guests" });
+  const classes = truths.slice(0, 3).map(([name, number]) => `${name} ${number}`).join(", ");
+  const near = nearest.map(([id, closeness]) => {
+    const link = clusterLink(id);
+    link.title = data.embedded ? `cosine ${closeness.toFixed(2)}` : `second choice of ${percent(closeness)}`;
+    return link;
+  });
+  return make("div", { class: "facts" },
+    make("span", { class: "fact" }, make("b", {}, counted(count, "image")),
+      make("span", { class: "muted" }, ` ${percent(count / data.total)}`)),
+    fact("confidence", confidence.toFixed(2)),
+    purity === null ? null : fact("purity", percent(purity), make("span", { class: "muted" }, ` ${classes}`)),
+    fits ? fact("fit", ...fitWords(fits)) : null,
+    near.length ? fact("near", ...near) : null,
+    parts.guests);
+}
+
+function fitWords(fits) {
+  const doubts = data.fits.map((fit, number) => [fit, fits[number]]).filter(([fit, number]) => fit !== "typical" && number);
+  if (!doubts.length) return ["all typical"];
+  return doubts.map(([fit, number]) => make("span", { class: `count ${fit}` }, `${number} ${fit}`));
+}
+
+function cardBody(cluster) {
+  const body = make("div", { class: "body" });
+  cluster.parts.body = body;
+  fillBody(cluster);
+  return body;
+}
+
+// The introduction (central and doubtful images), the images that match the filters, or all of them.
+function fillBody(cluster) {
+  const { parts, matching, shown } = cluster;
+  const [central, doubtful] = data.introduced;
+  const list = matching.length < shown || cluster.all
+    ? [...matching].sort((one, other) => images.central[other] - images.central[one]) : null;
+  const groups = list
+    ? [tileGroup(matching.length < shown ? `${matching.length} of ${counted(shown, "image")} match` : "All, the most central first",
+      cluster.all ? list : list.slice(0, central + doubtful), "matching")]
+    : [tileGroup("Most central", cluster.images.slice(0, central), "central"),
+      tileGroup("Least certain", cluster.images.slice(central, central + doubtful), "doubtful")];
+  parts.body.replaceChildren(...groups.filter(Boolean));
+  parts.all.textContent = cluster.all ? "Show fewer" : `Show all ${matching.length.toLocaleString("en")}`;
+  parts.all.setAttribute("aria-expanded", Boolean(cluster.all));
+}
+
+function tileGroup(caption, list, kind) {
+  if (!list.length) return null;
+  const tiles = make("div", { class: "tiles", role: "group", "aria-label": caption, keydown: tileKeys });
+  fillTiles(tiles, list);
+  return make("div", { class: `group ${kind}` }, make("p", { class: "caption muted" }, caption), tiles);
+}
+
+function toggleAll(cluster) {
+  cluster.all = !cluster.all;
+  openCard(cluster);
+  fillBody(cluster);
+}
+
+// Bring a cluster's card into view, even if a filter hides it.
+function goTo(cluster, { focus = true } = {}) {
+  if (cluster.card.hidden) clearFilters();
+  setCurrent(cluster);
+  openCard(cluster);
+  cluster.card.scrollIntoView({ block: "start" });
+  if (focus) cluster.card.focus({ preventScroll: true });
+}
+
+let current = null;
+function setCurrent(cluster) {
+  current?.card.classList.remove("current");
+  current = cluster;
+  cluster?.card.classList.add("current");
+}

@@ -1,0 +1,46 @@
+// What the page shows, and the few helpers that everything else uses. Text reaches the page as text nodes only.
+const data = JSON.parse(document.getElementById("data").textContent);
+const { images, clusters } = data; // clusters: the largest first; images: cluster by cluster
+const imageCount = images.path.length;
+const byId = new Map(clusters.map((cluster) => [cluster.id, cluster]));
+const clusterOf = new Array(imageCount);
+const sheetOf = new Uint32Array(imageCount);
+const missing = new Set(data.missing);
+
+let next = 0;
+for (const cluster of clusters) {
+  cluster.first = next;
+  cluster.images = Array.from({ length: cluster.shown }, () => next++);
+  cluster.images.forEach((image) => { clusterOf[image] = cluster; });
+}
+for (let sheet = 0; sheet + 1 < data.sheets.length; sheet++) {
+  sheetOf.fill(sheet, data.sheets[sheet], data.sheets[sheet + 1]);
+}
+
+const $ = (id) => document.getElementById(id);
+
+// An element with attributes, listeners (functions) and children (nodes or text).
+function make(tag, properties = {}, ...children) {
+  const element = document.createElement(tag);
+  for (const [name, value] of Object.entries(properties)) {
+    if (typeof value === "function") element.addEventListener(name, value);
+    else if (value === true) element.setAttribute(name, "");
+    else if (value !== false && value != null) element.setAttribute(name, value);
+  }
+  element.append(...children.filter((child) => child != null));
+  return element;
+}
+
+const counted = (count, noun) => `${count.toLocaleString("en")} ${noun}${count === 1 ? "" : "s"}`;
+const percent = (share) => `${(100 * share).toFixed(share > 0 && share < 0.1 ? 1 : 0)} %`;
+const truthOf = (image) => (images.truth ? images.classes[images.truth[image]] : null);
+const fitOf = (image) => (images.fit ? data.fits[images.fit[image]] : null);
+
+// Browsers may refuse to keep anything for files; the page works without.
+function remember(key, value) {
+  try { localStorage.setItem(`ncd-serve:${key}`, JSON.stringify(value)); } catch { /* kept in the page alone */ }
+}
+
+function recall(key) {
+  try { return JSON.parse(localStorage.getItem(`ncd-serve:${key}`)); } catch { return null; }
+}

@@ -1,0 +1,60 @@
+// Keys that work anywhere but in a field.
+const KEYS = [
+  ["/", "search", () => $("search").focus()],
+  ["j", "next cluster", () => stepCluster(1)],
+  ["k", "previous cluster", () => stepCluster(-1)],
+  ["n", "name this cluster", () => withCurrent((cluster) => cluster.parts.name.focus())],
+  ["m", "merge it into another, or unmerge it", () => withCurrent((cluster) => cluster.parts.merge.click())],
+  ["x", "mark it as junk, or not", () => withCurrent((cluster) => cluster.parts.junk.click())],
+  ["a", "show all its images, or fewer", () => withCurrent(toggleAll)],
+  ["u", "undo (also Ctrl Z)", undo],
+  ["s", "save names.json (also Ctrl S)", saveNames],
+  ["g", "go to the map: arrows, Enter, + - 0", () => $("map").focus()],
+  ["t", "light or dark", toggleTheme],
+  ["?", "this help", () => $("help").showModal()],
+];
+
+function makeKeys() {
+  const arrows = [["arrow keys", "from image to image in a group"], ["Enter", "open an image, leave a name"], ["Esc", "leave a field, close a window"]];
+  $("keys").replaceChildren(...[...KEYS, ...arrows].map(([key, what]) =>
+    make("tr", {}, make("th", { scope: "row" }, make("kbd", {}, key)), make("td", {}, what))));
+  document.addEventListener("keydown", onKey);
+}
+
+function onKey(event) {
+  const field = event.target.closest?.("input, select, textarea");
+  if ((event.ctrlKey || event.metaKey) && event.key === "s") return answer(event, saveNames);
+  if (document.querySelector("dialog[open]")) return null;
+  if (field) return fieldKey(event, field);
+  if ((event.ctrlKey || event.metaKey) && event.key === "z") return answer(event, undo);
+  if (event.ctrlKey || event.metaKey || event.altKey) return null;
+  const found = KEYS.find(([key]) => key === event.key);
+  return found ? answer(event, found[2]) : null;
+}
+
+function fieldKey(event, field) {
+  if (event.key === "Escape") field.blur();
+  if (!field.matches(".name") || !["Enter", "Escape"].includes(event.key)) return null;
+  return answer(event, () => field.closest(".card").focus());
+}
+
+function answer(event, action) {
+  event.preventDefault();
+  action();
+}
+
+const visibleClusters = () => [...$("cards").children].filter((card) => !card.hidden)
+  .map((card) => byId.get(Number(card.dataset.cluster)));
+
+function stepCluster(by) {
+  const visible = visibleClusters();
+  const target = visible[current ? visible.indexOf(current) + by : 0];
+  if (target) goTo(target);
+}
+
+function withCurrent(action) {
+  if (!current) stepCluster(1);
+  if (!current) return;
+  openCard(current);
+  action(current);
+}

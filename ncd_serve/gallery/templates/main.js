@@ -1,0 +1,101 @@
+// From data to a page that answers.
+const dark = matchMedia("(prefers-color-scheme: dark)");
+
+function toggleTheme() {
+  const now = document.documentElement.dataset.theme ?? (dark.matches ? "dark" : "light");
+  setTheme(now === "dark" ? "light" : "dark");
+  remember("theme", document.documentElement.dataset.theme);
+}
+
+function setTheme(theme) {
+  if (theme) document.documentElement.dataset.theme = theme;
+  repaintMap();
+  if (data.confusion) drawMatrix();
+}
+
+function summarise() {
+  const shown = imageCount < data.total ? `, an even sample of ${imageCount.toLocaleString("en")} shown` : "";
+  const named = clusters.filter(({ id }) => said[id].name).length;
+  $("summary").textContent =
+    `${counted(data.total, "image")}${shown} · ${counted(clusters.length, "cluster")}, ${named} named`;
+  const unsaved = unsavedCount();
+  $("unsaved").textContent = unsaved ? counted(unsaved, "unsaved change") : "";
+  $("undo").disabled = !undoable.length;
+  $("save").disabled = !touchedIds().length;
+}
+
+function makeNotes() {
+  const gone = data.missing.length;
+  const empty = data.defaults.length - clusters.length;
+  const notes = [
+    gone ? `${counted(gone, "image")} could not be read and ${gone === 1 ? "is" : "are"} grey. Moved? --images DIR` : null,
+    empty && data.kind !== "rows" ? `${counted(empty, "cluster")} without an image ${empty === 1 ? "is" : "are"} not shown.` : null,
+  ];
+  $("notes").replaceChildren(...notes.filter(Boolean).map((note) => make("p", { class: "note" }, note)));
+}
+
+function makeOutliers() {
+  if (data.kind !== "rows" || !images.fit) return;
+  const last = data.fits.length - 1;
+  const outliers = [...images.fit.keys()].filter((image) => images.fit[image] === last)
+    .sort((one, other) => images.central[one] - images.central[other]);
+  $("outliers").hidden = false;
+  $("outliers-title").textContent = outliers.length ? `Fits nowhere: ${counted(outliers.length, "image")}` : "Every image fits a cluster";
+  $("outliers").classList.toggle("none", !outliers.length);
+  const [tiles, more] = $("outliers").querySelectorAll(".tiles, button");
+  tiles.addEventListener("keydown", tileKeys);
+  fillTiles(tiles, outliers.slice(0, 24));
+  more.hidden = outliers.length <= 24;
+  more.textContent = `Show all ${outliers.length}`;
+  more.addEventListener("click", () => { fillTiles(tiles, outliers); more.hidden = true; });
+}
+
+function makeFailures() {
+  if (!data.failed) return;
+  $("failures").hidden = false;
+  $("failures").querySelector("h2").textContent = `${counted(data.failed, "image")} without a cluster`;
+  $("failures").querySelector("table").replaceChildren(...data.failures.map(([path, why]) =>
+    make("tr", {}, make("td", { class: "path" }, path), make("td", { class: "muted" }, why))));
+}
+
+function listen() {
+  $("undo").addEventListener("click", undo);
+  $("save").addEventListener("click", saveNames);
+  $("theme").addEventListener("click", toggleTheme);
+  $("help-open").addEventListener("click", () => $("help").showModal());
+  $("detail").addEventListener("keydown", detailKeys);
+  $("merge-search").addEventListener("input", filterMergeChoices);
+  dark.addEventListener("change", () => setTheme(null));
+  document.addEventListener("click", (event) => {
+    const tile = event.target.closest("button.tile");
+    const link = event.target.closest("a.cluster-link");
+    if (tile) openDetail(Number(tile.dataset.image), [...tile.parentElement.children].map(({ dataset }) => Number(dataset.image)));
+    if (!link) return;
+    event.preventDefault();
+    document.querySelector("dialog[open]")?.close();
+    if (byId.has(Number(link.dataset.cluster))) goTo(byId.get(Number(link.dataset.cluster)));
+  });
+  $("cards").addEventListener("focusin", (event) => {
+    const card = event.target.closest(".card");
+    if (card) setCurrent(byId.get(Number(card.dataset.cluster)));
+  });
+  addEventListener("beforeprint", () => clusters.forEach(openCard));
+}
+
+recallNames();
+makeCards();
+makeFilters();
+sortCards();
+makeMap();
+makeMatrix();
+makeKeys();
+makeNotes();
+makeOutliers();
+makeFailures();
+listen();
+namingListeners.push(summarise, () => clusters.forEach(refreshCard));
+summarise();
+clusters.forEach(refreshCard);
+setTheme(recall("theme"));
+document.documentElement.dataset.ready = "true";
+performance.mark("interactive");

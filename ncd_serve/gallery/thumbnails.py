@@ -1,0 +1,81 @@
+"""Small pictures of the images, many in a sheet: browsers open hundreds of sheets more easily than 10,000 files."""
+
+from __future__ import annotations
+
+import base64
+import io
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from functools import partial
+from typing import TYPE_CHECKING
+
+from PIL import Image, ImageOps
+
+from ncd_serve.assignment import DECODERS
+from ncd_serve.errors import DataError
+from ncd_serve.gallery.clusters import CENTRAL, DOUBTFUL
+from ncd_serve.preprocess import open_image
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Sequence
+    from pathlib import Path
+
+    from ncd_serve.gallery.clusters import Cluster
+    from ncd_serve.gallery.collection import Track
+
+COLUMNS = 10
+_MOST_IN_SHEET = 100
+_FIRST = CENTRAL + DOUBTFUL  # what a cluster is introduced by is one sheet, which comes first
+_FEW = 2000  # images that may be drawn larger
+_LARGE, _SMALL = 128, 96  # px, whole blocks of JPEG: no picture bleeds into the next
+_QUALITY = 75
+_GREY = "#9a9a9a"
+
+
+@dataclass(frozen=True)
+class Sheet:
+    """Thumbnails of consecutive images, as they are in the page."""
+
+    first: bool  # of its cluster
+    base64: str
+    missing: list[int]  # images that could not be read, counted from the sheet's first
+
+
+def tile_size(images: int) -> int:
+    """The thumbnails' width and height in pixels."""
+    return _LARGE if images <= _FEW else _SMALL
+
+
+def parts(clusters: Sequence[Cluster]) -> Iterator[tuple[bool, list[int]]]:
+    """The images of each sheet, and whether it is the first of its cluster."""
+    for cluster in clusters:
+        yield True, cluster.images[:_FIRST]
+        for start in range(_FIRST, len(cluster.images), _MOST_IN_SHEET):
+            yield False, cluster.images[start : start + _MOST_IN_SHEET]
+
+
+def make_sheets(files: Sequence[Path], clusters: Sequence[Cluster], *, size: int, track: Track) -> list[Sheet]:
+    """Decode and shrink in threads, a sheet each."""
+    wanted = list(parts(clusters))
+    with ThreadPoolExecutor(DECODERS) as pool:
+        try:
+            made = pool.map(partial(_make_sheet, files=files, size=size), wanted)
+            return list(track(made, "making thumbnails", len(wanted)))
+        finally:
+            pool.shutdown(cancel_futures=True)
+
+
+def _make_sheet(part: tuple[bool, list[int]], *, files: Sequence[Path], size: int) -> Sheet:
+    first, rows = part
+    sheet = Image.new("RGB", (size * COLUMNS, size * -(-len(rows) // COLUMNS)), _GREY)
+    missing = []
+    for number, row in enumerate(rows):
+        try:
+            tile = ImageOps.fit(open_image(files[row], at_least=size), (size, size), Image.Resampling.BILINEAR)
+        except DataError:
+            missing.append(number)
+            continue
+        sheet.paste(tile, (number % COLUMNS * size, number // COLUMNS * size))
+    content = io.BytesIO()
+    sheet.save(content, "JPEG", quality=_QUALITY)  # WebP saves a fifth and takes four times as long to open
+    return Sheet(first, base64.b64encode(content.getvalue()).decode(), missing)
