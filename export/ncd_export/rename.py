@@ -40,8 +40,9 @@ def rename_bundle(
     with told_if_it_cannot_be_written(out), atomic_directory(out) as folder:
         shutil.copytree(out, folder, dirs_exist_ok=True)  # whatever else its owner keeps there, too
         _rewrite(folder, bundle.manifest, naming)
-        version = add_to_repository(Bundle.read(folder), repository, name=name, device=device, keep=keep)
-    return Bundle.read(bundle.folder), version
+        renamed = Bundle.read(folder)
+        version = add_to_repository(renamed, repository, name=name, device=device, keep=keep)
+    return Bundle(bundle.folder, renamed.manifest), version
 
 
 def _rewrite(folder: Path, old: BundleManifest, naming: Naming) -> None:
