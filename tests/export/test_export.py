@@ -30,6 +30,7 @@ from ncd_serve.errors import DataError, ExportMismatchError, NcdError, UsageErro
 from ncd_serve.preprocess import load_array
 from ncd_serve.runners import open_session
 from ncd_serve.triton import TritonServer, find_triton
+from tests.export.folders import unchanged
 
 QUIET = Console(quiet=True)
 
@@ -47,16 +48,6 @@ def place(bundle: Path, tmp_path: Path) -> dict[str, Any]:
     return {"out": folder, "repository": tmp_path / "repository", "name": "m"}
 
 
-@contextmanager
-def unchanged(folder: Path) -> Iterator[None]:
-    def content() -> dict[Path, bytes]:
-        return {path: path.read_bytes() if path.is_file() else b"" for path in folder.rglob("*")}
-
-    before = content()
-    yield
-    assert content() == before
-
-
 def test_the_bundle_says_what_was_compared(bundle: Path) -> None:
     verification = json.loads((bundle / "verification.json").read_text())
     assert verification["passed"] and verification["equal_ids"] == 1.0
@@ -69,6 +60,27 @@ def test_the_model_says_where_it_comes_from(bundle: Path) -> None:
     manifest = Bundle.read(bundle).manifest
     assert facts["bundle_id"] == manifest.bundle_id and facts["torch"] == torch.__version__
     assert (facts["dataset"], facts["method"], facts["precision"]) == ("glyphs", "dual", "fp32")
+
+
+def test_the_graph_judges_fit_as_the_bundle_does(bundle: Path, glyphs: Path) -> None:
+    opened = Bundle.read(bundle)
+    images = np.stack([load_array(path, opened.manifest.preprocess) for path in sorted(glyphs.glob("*/*/*-000.png"))])
+    names = ["fit", "embedding", "cluster_id", "confidence"]
+    fits, *seen = open_session(opened.model_path).run(names, {"image": images})
+    assert fits.tolist() == opened.reference().limits().judge(*seen).tolist()  # type: ignore[arg-type]
+    assert len(set(fits.tolist())) > 1  # consonants are not what the clusters were found in
+
+
+def test_the_reference_is_of_the_state_that_is_exported(
+    setup: Setup, tiny_run: Path, bundle: Path, place: dict[str, Any]
+) -> None:
+    """The first checkpoint of the run knows its clusters less well than the last."""
+    run = RunDir(tiny_run)
+    exported = export_run(setup, run, **place, options=ExportOptions(checkpoint=run.initial)).bundle
+    last, first = Bundle.read(bundle).reference(), exported.reference()
+    assert last.checkpoint != first.checkpoint == exported.manifest.checkpoint
+    assert first.paths == last.paths and first.confidences.tolist() != last.confidences.tolist()
+    assert (bundle / "reference.npz").read_bytes() == run.reference.read_bytes()
 
 
 def test_the_card_is_complete(bundle: Path) -> None:
