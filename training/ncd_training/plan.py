@@ -11,6 +11,7 @@ from ncd_training.display import duration
 if TYPE_CHECKING:
     from pathlib import Path
 
+    from ncd_training.config import TrainConfig
     from ncd_training.estimate import Cost
     from ncd_training.setup import Setup
     from ncd_training.weights import WeightsReport
@@ -52,13 +53,18 @@ def cost_line(setup: Setup, cost: Cost, *, steps: int) -> str:
     if data.cache_views:
         caching = cost.cache_seconds(len(setup.manifest.images) * data.cache_views, workers=data.workers)
         total, line = total + caching, f", {duration(caching)} to cache views"
-    stages = {
-        "rotations": setup.config.rotations.epochs,
-        "training from labels": setup.config.from_labels.epochs,
-        "supervised training": setup.config.supervised.epochs,
-    }
-    before = [f"{epochs} epoch{'s' * (epochs > 1)} of {name}" for name, epochs in stages.items() if epochs]
+    before = stages_before(setup.config)
     return (
         f"about {duration(total)} ({step:.2g} s a step, {steps} steps an epoch{line})"
         f"{', not counting ' + ' and '.join(before) if before else ''}; {cost.memory / 1e9:.1f} GB of memory"
     )
+
+
+def stages_before(config: TrainConfig) -> list[str]:
+    """What comes before the branches part, e.g. `3 epochs of rotations`."""
+    stages = {
+        "rotations": config.rotations.epochs,
+        "training from labels": config.from_labels.epochs,
+        "supervised training": config.supervised.epochs,
+    }
+    return [f"{epochs} epoch{'s' * (epochs > 1)} of {name}" for name, epochs in stages.items() if epochs]

@@ -109,6 +109,11 @@ class RunDir:
         """What the finished model makes of the unlabelled images."""
         return self.path / REFERENCE
 
+    @property
+    def report(self) -> Path:
+        """All of it on one page, for people."""
+        return self.path / "report.html"
+
     def drop_cache(self) -> None:
         """Remove cached trunk views that nobody asked to keep elsewhere."""
         shutil.rmtree(self.cache, ignore_errors=True)
