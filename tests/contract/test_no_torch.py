@@ -1,5 +1,6 @@
 """Serving and looking never import torch: `--help` is quick, and the base installation is small."""
 
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -40,6 +41,15 @@ def heavy_imports(*arguments: object) -> str:
 )
 def test_command_stays_light(arguments: tuple[str, ...]) -> None:
     assert heavy_imports(*arguments) == ""
+
+
+def test_names_need_onnx_alone(bundle: Path, tmp_path: Path) -> None:
+    assert heavy_imports("name", "list", "--bundle", bundle) == ""
+    assert heavy_imports("name", "export", "--bundle", bundle, "--out", tmp_path / "names.json") == ""
+    copy = shutil.copytree(bundle, tmp_path / "bundle")
+    where = ("--bundle", copy, "--repository", tmp_path / "models")
+    assert heavy_imports("name", "apply", tmp_path / "names.json", *where) == "onnx"
+    assert (tmp_path / "models" / "ncd_global" / "1").is_dir()
 
 
 def test_assign_stays_light(bundle: Path, glyphs: Path) -> None:
