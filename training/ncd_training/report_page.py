@@ -125,7 +125,7 @@ def render_report(setup: Setup, run: RunDir, *, epoch: int, scored: bool) -> str
         pairs=summary.get("pseudo_labels", {}),
         pair_columns=PAIR_COLUMNS,
         sizes=sorted(enumerate(sizes), key=lambda item: -item[1]),
-        balance=balance(sizes),
+        balance=balance(sizes) if sizes else None,
         classes={split: worst_first(score) for split, score in summary["scores"].items() if "classes" in score},
         worst=WORST,
         pictures=pictures(run.plots),
@@ -164,9 +164,9 @@ def tiles(summary: Summary, rows: Rows, reference: Reference | None) -> list[Til
     return found
 
 
-def balance(sizes: Sequence[int]) -> float | None:
-    """Cluster balance from sizes; None where they are not known."""
-    return cluster_balance(np.repeat(np.arange(len(sizes)), sizes), len(sizes)) if sizes else None
+def balance(sizes: Sequence[int]) -> float:
+    """Cluster balance from sizes."""
+    return cluster_balance(np.repeat(np.arange(len(sizes)), sizes), len(sizes))
 
 
 def changed_settings(config: TrainConfig) -> list[Setting]:
