@@ -104,16 +104,16 @@ class ClusterState(NamedTuple):
 def apply_names(manifest: BundleManifest, names: Names) -> Naming:
     """The labels, merges and junk of a bundle after these names; DataError when they do not suit its clusters."""
     _check_model(manifest, names)
-    defaults = [_default_name(manifest, number) for number in range(len(manifest.cluster_names))]
-    entries = {**_entries(manifest), **_suitable(manifest, names.clusters)}
+    defaults = default_names(manifest)
+    entries = _entries(manifest) | _suitable(manifest, names.clusters)
     merged = {
         number: _last_target(number, entries, clusters=len(defaults))
         for number, entry in sorted(entries.items())
         if entry.merge_into is not None
     }
     junk = sorted(number for number, entry in entries.items() if entry.junk)
-    own = [(entries[number].name if number in entries else None) or name for number, name in enumerate(defaults)]
-    labels = [JUNK if number in junk else own[merged.get(number, number)] for number in range(len(own))]
+    own = dict(enumerate(defaults)) | {number: entry.name for number, entry in entries.items() if entry.name}
+    labels = [JUNK if number in junk else own[merged.get(number, number)] for number in own]
     return Naming(labels, merged, junk)
 
 
@@ -126,40 +126,37 @@ def same_names(naming: Naming) -> dict[str, list[int]]:
     return {name: numbers for name, numbers in owners.items() if len(numbers) > 1}
 
 
+def known_clusters(manifest: BundleManifest) -> int:
+    """How many of the first clusters are known classes, which keep their names."""
+    return len(manifest.known_classes) if manifest.open_world else 0
+
+
+def default_names(manifest: BundleManifest) -> list[str]:
+    """What the clusters are called while nobody has named them."""
+    known = known_clusters(manifest)
+    return manifest.known_classes[:known] + [f"cluster-{n}" for n in range(len(manifest.cluster_names) - known)]
+
+
 def cluster_states(manifest: BundleManifest) -> list[ClusterState]:
     """What became of every cluster, by id."""
-    return [
-        ClusterState(number, name, _state(manifest, number), manifest.merged.get(number))
-        for number, name in enumerate(manifest.cluster_names)
-    ]
-
-
-def _state(manifest: BundleManifest, number: int) -> State:
-    if number in manifest.merged:
-        return "merged"
-    if number in manifest.junk:
-        return "junk"
-    if number < _known(manifest):
-        return "known"
-    return "unnamed" if manifest.cluster_names[number] == _default_name(manifest, number) else "named"
+    known = known_clusters(manifest)
+    states: list[ClusterState] = []
+    for number, (name, default) in enumerate(zip(manifest.cluster_names, default_names(manifest), strict=True)):
+        state: State = "known" if number < known else "unnamed" if name == default else "named"
+        if number in manifest.junk:
+            state = "junk"
+        if number in manifest.merged:
+            state = "merged"
+        states.append(ClusterState(number, name, state, manifest.merged.get(number)))
+    return states
 
 
 def _entries(manifest: BundleManifest) -> Entries:
     """What was said so far about every cluster that may be named."""
     return {
         number: ClusterEntry(name=name if state == "named" else None, merge_into=merged_into, junk=state == "junk")
-        for number, name, state, merged_into in cluster_states(manifest)[_known(manifest) :]
+        for number, name, state, merged_into in cluster_states(manifest)[known_clusters(manifest) :]
     }
-
-
-def _known(manifest: BundleManifest) -> int:
-    """How many of the first clusters are known classes."""
-    return len(manifest.known_classes) if manifest.open_world else 0
-
-
-def _default_name(manifest: BundleManifest, number: int) -> str:
-    known = _known(manifest)
-    return manifest.known_classes[number] if number < known else f"cluster-{number - known}"
 
 
 def _check_model(manifest: BundleManifest, names: Names) -> None:
@@ -173,17 +170,15 @@ def _check_model(manifest: BundleManifest, names: Names) -> None:
 
 def _suitable(manifest: BundleManifest, entries: Entries) -> Entries:
     """The entries, all of which are about clusters of this model that may be named."""
+    known = manifest.known_classes[: known_clusters(manifest)]
     for number, entry in entries.items():
         _check_id(number, f"cluster {number}", clusters=len(manifest.cluster_names))
-        if number < _known(manifest) and entry not in (
-            ClusterEntry(),
-            ClusterEntry(name=manifest.known_classes[number]),
-        ):
+        if number < len(known) and entry not in (ClusterEntry(), ClusterEntry(name=known[number])):
             raise DataError(
-                f"cluster {number} is the known class '{manifest.known_classes[number]}', which keeps its name",
+                f"cluster {number} is the known class '{known[number]}', which keeps its name",
                 hint="other clusters may be merged into it",
             )
-    return {number: entry for number, entry in entries.items() if number >= _known(manifest)}
+    return {number: entry for number, entry in entries.items() if number >= len(known)}
 
 
 def _last_target(start: int, entries: Entries, *, clusters: int) -> int:

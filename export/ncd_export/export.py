@@ -22,6 +22,7 @@ from ncd_training.train import load_state
 from ncd_export.card import initial_weights, render_card
 from ncd_export.graph import ExportGraph
 from ncd_export.reduced import Precision, to_fp16, to_int8
+from ncd_export.rename import keep_names
 from ncd_export.repository import add_to_repository, check_place, check_writable, told_if_it_cannot_be_written
 from ncd_export.to_onnx import write_onnx
 from ncd_export.triton_config import MAX_BATCH, Device
@@ -88,6 +89,8 @@ def export_run(
         write_text(folder / CARD, render_card(manifest, setup, run.read_summary(), agreement, scored=scored))
         hashes = {file: sha256(folder / file) for file in (*HASHED, REFERENCE)}
         write_text(folder / MANIFEST, manifest.model_copy(update={"sha256": hashes}).model_dump_json(indent=2) + "\n")
+        if keep_names(out, Bundle.read(folder)):
+            setup.console.print("the clusters keep the names, merges and junk that the bundle had")
         version_folder = add_to_repository(
             Bundle.read(folder),
             repository,

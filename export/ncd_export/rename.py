@@ -19,8 +19,9 @@ from ncd_export.repository import (
     told_if_it_cannot_be_written,
 )
 from ncd_serve.bundle import CARD, LABELS, MANIFEST, MODEL, Bundle, BundleManifest
+from ncd_serve.errors import DataError
 from ncd_serve.files import atomic_directory, sha256, write_text
-from ncd_serve.naming import ClusterState, Naming, cluster_states
+from ncd_serve.naming import ClusterState, Names, Naming, apply_names, cluster_states
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -43,6 +44,20 @@ def rename_bundle(
         renamed = Bundle.read(folder)
         version = add_to_repository(renamed, repository, name=name, device=device, keep=keep)
     return Bundle(bundle.folder, renamed.manifest), version
+
+
+def keep_names(old: Path, fresh: Bundle) -> bool:
+    """Give a new export the names of the bundle that it replaces; False when that has none for the same state."""
+    try:
+        names = Names.of(Bundle.read(old))
+    except DataError:  # there is none, or a damaged one
+        return False
+    if names.checkpoint != fresh.manifest.checkpoint:
+        return False
+    naming = apply_names(fresh.manifest, names)
+    if named := naming.cluster_names != fresh.manifest.cluster_names:
+        _rewrite(fresh.folder, fresh.manifest, naming)
+    return named
 
 
 def _rewrite(folder: Path, old: BundleManifest, naming: Naming) -> None:

@@ -14,7 +14,7 @@ from ncd_serve.errors import DataError, UsageError
 from ncd_serve.fit import FITS
 from ncd_serve.gallery.collection import Collection, Ids, Naming, Track, silent
 from ncd_serve.gallery.embed import embed
-from ncd_serve.naming import cluster_states
+from ncd_serve.naming import cluster_states, default_names, known_clusters
 from ncd_serve.reference import MOST_IMAGES, REFERENCE, Reference
 from ncd_serve.table_reader import read_rows
 from ncd_serve.tables import FORMATS
@@ -57,15 +57,14 @@ def _read_run(run: Path, images: Path | None) -> Collection:
 
 def _naming(bundle: Bundle) -> Naming:
     about = bundle.manifest
-    fixed = len(about.known_classes) if about.open_world else 0
     return Naming(
-        defaults=about.known_classes[:fixed] + _numbered(len(about.cluster_names) - fixed),
+        defaults=default_names(about),
         names={state.cluster_id: state.cluster_name for state in cluster_states(about) if state.state == "named"},
         merged=about.merged,
         junk=about.junk,
         checkpoint=about.checkpoint or None,
         bundle=bundle.folder.resolve(),
-        fixed=fixed,
+        fixed=known_clusters(about),
     )
 
 

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import onnx
 import pytest
-from ncd_export.rename import rename_bundle
+from ncd_export.rename import keep_names, rename_bundle
 from ncd_export.repository import add_to_repository, device_of
 from ncd_export.triton_config import Device
 
@@ -82,6 +82,20 @@ def test_the_device_stays(device: Device, place: Path, bundle: Path) -> None:
     add_to_repository(Bundle.read(bundle), place / "models", name="m", device=device)
     rename(place, {0: {"name": "gull"}})
     assert device_of(place / "models", "m") == device
+
+
+def test_a_new_export_keeps_the_names_of_the_same_state(place: Path, bundle: Path) -> None:
+    renamed, _ = rename(place, {0: {"name": "gull"}, 1: {"merge_into": 0}, 2: {"junk": True}})
+    fresh = Bundle.read(Path(shutil.copytree(bundle, place / "fresh")))
+    another = Bundle(fresh.folder, fresh.manifest.model_copy(update={"checkpoint": "ba9876543210"}))
+    with unchanged(place):
+        assert not keep_names(bundle, fresh), "nothing was named there"
+        assert not keep_names(place / "nowhere", fresh)
+        assert not keep_names(renamed.folder, another)
+    assert keep_names(renamed.folder, fresh)
+    for name in ("cluster_names", "merged", "junk"):
+        assert getattr(Bundle.read(fresh.folder).manifest, name) == getattr(renamed.manifest, name)
+    assert onnx.load(fresh.model_path).graph == onnx.load(renamed.model_path).graph
 
 
 def test_a_linked_bundle_stays_linked(place: Path) -> None:
