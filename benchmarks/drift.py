@@ -61,7 +61,7 @@ def judge(seed: int, folder: Path, table: Table) -> bool:
         ]
         flagged = [answer["drifted"] for answer in found]
         right &= all(flagged) if kind == "a digit" else not any(flagged)
-        ranges = [_range(found, name) for name in ("cluster shares", "confidence", "outliers")]
+        ranges = [_range(found, name) for name in ("cluster shares", "confidence", "fit")]
         table.add_row(str(seed), kind, f"{sum(flagged)} of {len(flagged)}", *ranges)
     return right
 
@@ -74,7 +74,7 @@ def _range(found: list[dict[str, Any]], name: str) -> str:
 
 
 def main() -> None:
-    table = Table("seed", "batches of", "called drifted", "cluster shares", "confidence", "outliers")
+    table = Table("seed", "batches of", "called drifted", "cluster shares", "confidence", "fit")
     right = True
     for seed in map(int, sys.argv[1:] or (0, 1, 2)):
         with TemporaryDirectory() as folder:

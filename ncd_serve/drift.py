@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 
 FEWEST = 20  # images that can be compared at all
 _CHANCE = 0.001  # how often a batch of the same kind may be taken for another, by each question
-_LARGE = {"cluster shares": 0.15, "confidence": 0.25, "outliers": 0.10}
+_LARGE = {"cluster shares": 0.15, "confidence": 0.25, "fit": 0.15}
 _DRAWS, _SEED = 2000, 0
 _BINS = 10  # of the pictured confidences
 
@@ -94,7 +94,7 @@ def find_drift(rows: Sequence[Prediction], bundle: Bundle) -> Drift:
         limits = reference.limits()
         own = limits.judge(reference.embeddings, reference.cluster_ids, reference.confidences)
         given = np.array([FITS.index(row.fit) for row in answered if row.fit])
-        measures.append(_more_outliers(own, given))
+        measures.append(_fits_differ(own, given))
         fits = {"training": _fit_shares(own), "batch": _fit_shares(given)}
     pairs = zip(manifest.cluster_names, _part(counts), _part(batch_counts), strict=True)
     return Drift(
@@ -146,16 +146,16 @@ def _confidences_differ(training: Floats, batch: Floats) -> Measure:
     return Measure("confidence", meaning, float(np.abs(below[0] - below[1]).max()), max(_LARGE["confidence"], chance))
 
 
-def _more_outliers(training: Ids, batch: Ids) -> Measure:
-    """How many more there are; chance is what a batch of training images would have, by the normal approximation."""
-    outlier = FITS.index("outlier")
-    expected = float(((training == outlier).sum() + 1) / (len(training) + 2))
-    chance = 3.1 * math.sqrt(expected * (1 - expected) / len(batch))
+def _fits_differ(training: Ids, batch: Ids) -> Measure:
+    """How many more are beyond a fence; chance is how far that share strays in samples of the training images."""
+    typical = FITS.index("typical")
+    expected = float(((training != typical).sum() + 1) / (len(training) + 2))
+    strays = np.random.default_rng(_SEED).binomial(len(batch), expected, _DRAWS) / len(batch) - expected
     return Measure(
-        "outliers",
-        "more images that fit nowhere",
-        float((batch == outlier).mean()) - expected,
-        max(_LARGE["outliers"], chance),
+        "fit",
+        "more images that are unusual or outliers",
+        float((batch != typical).mean()) - expected,
+        max(_LARGE["fit"], float(np.quantile(strays, 1 - _CHANCE))),
     )
 
 

@@ -84,14 +84,14 @@ def test_more_of_the_same_is_quiet(bundle: Bundle) -> None:
 def test_each_question_finds_its_own_drift(bundle: Bundle) -> None:
     assert drifted(batch([0] * 60 + [1] * 20), bundle) == ["cluster shares"]
     assert drifted(batch([0, 1] * 40, less=0.15), bundle) == ["confidence"]
-    assert drifted(batch([0, 1] * 40, ("typical", "outlier", "unusual", "outlier")), bundle) == ["outliers"]
+    assert drifted(batch([0, 1] * 40, ("typical", "outlier", "unusual", "outlier")), bundle) == ["fit"]
 
 
 def test_differences_by_hand(bundle: Bundle) -> None:
-    shares, confidence, outliers = find_drift(batch([0] * 60 + [2] * 20, ("outlier", "typical"), 0.1), bundle).measures
+    shares, confidence, fit = find_drift(batch([0] * 60 + [2] * 20, ("outlier", "typical"), 0.1), bundle).measures
     assert shares.difference == pytest.approx((abs(0.75 - 0.5) + 0.5 + 0.25) / 2)
     assert confidence.difference == pytest.approx(0.5)  # all of the batch's lower half is below 0.6
-    assert outliers.difference == pytest.approx(0.5 - 1 / 202)
+    assert fit.difference == pytest.approx(0.5 - 1 / 202)
 
 
 def test_a_small_batch_may_differ_more(bundle: Bundle) -> None:
