@@ -57,6 +57,8 @@ def test_the_wheel_holds_all_three_packages_and_their_data(wheel: Path) -> None:
         "ncd_serve/triton/backend/model.py",
         "ncd_serve/triton/jpeg/model.py",
         "ncd_training/recipes/glyphs.toml",
+        "ncd_training/templates/report.html.jinja",
+        "ncd_training/templates/report.css",
         "ncd_export/templates/model_card.md.jinja",
     ):
         assert name in names

@@ -62,7 +62,8 @@ def test_a_run_directory_holds_everything(tiny_run: Path) -> None:
     assert run.config().data.novel_classes == 5
     plots = ("terms", "quality", "pseudo-labels", "tsne-init", "tsne-epoch-2")
     assert sorted(path.stem for path in run.plots.iterdir() if path.stat().st_size > 1000) == sorted(plots)
-    assert "torch" in json.loads((tiny_run / "environment.json").read_text())["packages"]
+    environment = json.loads((tiny_run / "environment.json").read_text())
+    assert "torch" in environment["packages"] and environment["device"] and environment["folder"] == str(Path.cwd())
 
 
 def test_novel_labels_never_reach_training(
@@ -102,6 +103,7 @@ def test_two_and_two_epochs_are_four(
         train(config, tmp_path / "parts")
     monkeypatch.setattr(training, "train_epoch", train_epoch)
     parts = RunDir.open(tmp_path / "parts")
+    assert "This run was interrupted after 2 of 4 epochs" in parts.report.read_text()
     training.resume(setup.prepare(parts.config(), QUIET), parts)
     assert_same_weights(whole, parts)
     assert parts.read_metrics() == whole.read_metrics()

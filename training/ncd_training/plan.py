@@ -20,11 +20,10 @@ if TYPE_CHECKING:
 def print_plan(setup: Setup, *, steps: int, origin: WeightsReport | None, folder: Path | None) -> None:
     """Images, classes, trunk, device, branches, epochs and steps, run directory, initial weights."""
     manifest, config = setup.manifest, setup.config
-    device = f"cuda ({torch.cuda.get_device_name()})" if torch.cuda.is_available() else "cpu"
     setup.console.print(
         f"[bold]{manifest.name}[/bold]: {len(manifest.labelled):,} labelled images of {len(manifest.known_classes)} "
         f"known classes, {len(manifest.unlabelled):,} unlabelled images for {setup.clusters} clusters\n"
-        f"{config.method.name}: {config.model.trunk} at {config.data.resolution} px on {device}, "
+        f"{config.method.name}: {config.model.trunk} at {config.data.resolution} px on {device_name()}, "
         f"branches {config.model.branches}, "
         f"{config.optim.epochs} epochs of {steps} steps"
         + (f"; run directory [bold]{folder}[/bold]" if folder else "; a dry run, nothing is written"),
@@ -38,6 +37,11 @@ def print_plan(setup: Setup, *, steps: int, origin: WeightsReport | None, folder
     elif not (config.rotations.epochs or config.from_labels.epochs):
         text = "the frozen trunk has random weights: give --weights PATH, or make them with `ncd-serve pretrain`"
         setup.console.print(text, style="yellow", highlight=False, soft_wrap=True)
+
+
+def device_name() -> str:
+    """What computes."""
+    return f"cuda ({torch.cuda.get_device_name()})" if torch.cuda.is_available() else "cpu"
 
 
 def print_cost(setup: Setup, cost: Cost, *, steps: int) -> None:

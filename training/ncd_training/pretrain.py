@@ -18,6 +18,7 @@ from ncd_training.dual_branch import Trunk
 from ncd_training.evaluate import EvalImages
 from ncd_training.lessons import TrunkAndTail
 from ncd_training.moco import MomentumContrast
+from ncd_training.plan import device_name
 from ncd_training.plots import CurvePlots, draw_curves
 from ncd_training.precision import Precision
 from ncd_training.randomness import Purpose
@@ -55,7 +56,7 @@ def pretrain(setup: Setup, run: RunDir) -> None:
     with RunLog(run.log, setup.console) as log:
         parts, origin = initial_trunk(setup.config, weights=setup.config.model.weights)
         _print_plan(setup, run, origin)
-        run.note_start(setup.findings.lines(), origin.facts() if origin else None)
+        run.note_start(setup.findings.lines(), origin.facts() if origin else None, device=device_name())
         state = build_state(setup.config, parts)
         save_checkpoint(state, run.checkpoint)
         _fit(setup, state, run, log)

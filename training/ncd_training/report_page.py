@@ -134,6 +134,7 @@ def render_report(setup: Setup, run: RunDir, *, epoch: int, scored: bool) -> str
         facts=facts,
         command=command_line(facts.get("command", [])),
         times=times("\n".join(_lines(run.log))),
+        written=f"{datetime.now():%Y-%m-%d %H:%M:%S}",
         files=[name for name in _FILES if (run.path / name).exists()],
         quote=shlex.quote,
     )

@@ -143,8 +143,9 @@ class RunDir:
         empty: dict[str, Any] = {"baselines": {}, "scores": {}}
         return json.loads(self.summary.read_text()) if self.summary.exists() else empty
 
-    def note_start(self, findings: list[str], weights: dict[str, Any] | None) -> None:
-        """Keep what is known when training starts: images that were left out, and the file of initial weights."""
+    def note_start(self, findings: list[str], weights: dict[str, Any] | None, *, device: str) -> None:
+        """Keep what is known when training starts: images left out, the file of initial weights, the device."""
+        write_json(self.environment, {**json.loads(self.environment.read_text()), "device": device})
         if findings:
             write_text(self.path / "skipped.txt", "\n".join(findings) + "\n")
         if weights:
@@ -180,6 +181,7 @@ def _environment() -> dict[str, Any]:
     return {
         "created": datetime.now(timezone.utc).isoformat(timespec="seconds"),
         "command": sys.argv,
+        "folder": str(Path.cwd()),
         "python": platform.python_version(),
         "machine": platform.platform(),
         "packages": {name: version(name) for name in _PACKAGES},

@@ -23,10 +23,11 @@ from ncd_training.loop import train_epoch
 from ncd_training.method import Material
 from ncd_training.methods import build_method
 from ncd_training.observe import to_reference
-from ncd_training.plan import print_cost, print_plan
+from ncd_training.plan import device_name, print_cost, print_plan
 from ncd_training.plots import CurvePlots, draw_curves
 from ncd_training.precision import Precision
 from ncd_training.ranks import Ranks, joined_ranks, with_global_batch_norm
+from ncd_training.report_page import write_report
 from ncd_training.run_dir import RunDir
 from ncd_training.run_log import RunLog
 from ncd_training.setup import Setup
@@ -86,7 +87,7 @@ def _start(setup: Setup, run: RunDir, *, processes: int) -> None:
     config, plan = setup.config, _batch_plan(setup)
     parts, origin = initial_trunk(config, weights=config.model.weights)
     print_plan(setup, steps=len(plan), origin=origin, folder=run.path)
-    run.note_start(setup.findings.lines(), origin.facts() if origin else None)
+    run.note_start(setup.findings.lines(), origin.facts() if origin else None, device=device_name())
     state = build_state(setup, parts)
     if config.optim.epochs:
         print_cost(setup, measure(state, setup, plan, processes=processes), steps=len(plan))
@@ -111,6 +112,7 @@ def evaluate(setup: Setup, state: TrainState, run: RunDir) -> dict[str, Any]:
     to_reference(setup, outputs, checkpoint=run.checkpoint).write(run.reference)
     summary = {**run.read_summary(), "method": setup.config.method.name, **scores}
     write_json(run.summary, summary)
+    write_report(setup, run, epoch=state.epoch, scored=True)
     return summary
 
 
@@ -167,6 +169,8 @@ def _fit(setup: Setup, state: TrainState, run: RunDir, log: RunLog) -> None:
     except (KeyboardInterrupt, SystemExit):
         text = f"interrupted; go on with: ncd-serve train --resume {run.path}"
         setup.console.print(text, soft_wrap=True, highlight=False)
+        if ranks.leads:
+            write_report(setup, run, epoch=state.epoch, scored=False)
         raise
     if not ranks.leads:
         return
