@@ -20,7 +20,7 @@ def demo(
     folder: Annotated[Path, typer.Option("--out", help="Where to leave what was made.")] = Path("ncd-demo"),
     seed: Annotated[int, typer.Option(help="Seed of the drawn images and of all random choices.")] = 0,
 ) -> None:
-    """Train, evaluate, export, serve and query on images drawn here: nothing to download."""
+    """Train, evaluate, export, look, serve and query on images drawn here: nothing to download."""
     from ncd_serve.triton import TritonServer, find_triton
 
     if folder.exists():
@@ -32,6 +32,7 @@ def demo(
     _type("train", "--dataset", "glyphs", "--data-root", data, "--seed", seed, "--out", run)
     _type("evaluate", run)
     _type("export", run, "--repository", repository)
+    _type("gallery", run)
     _show("serve", "--repository", repository)
     log = folder / "triton.log"
     with TritonServer(repository, log_path=log) as server:
@@ -43,6 +44,7 @@ def demo(
     out.print(
         f"\nTriton is stopped. Left behind: the run [bold]{run}[/bold], the bundle [bold]{run / 'bundle'}[/bold], "
         f"the model repository [bold]{repository}[/bold], Triton's log {log}.\n"
+        f"Open in a browser: {run / 'gallery.html'} (look at the clusters, name them), {run / 'report.html'}\n"
         f"Try next:\n"
         f"  ncd-serve serve --repository {repository}\n"
         f"  ncd-serve assign {images[0].parent} --bundle {run / 'bundle'} --out rows.csv\n"

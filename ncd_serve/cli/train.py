@@ -96,7 +96,8 @@ def train(
     for line in _load("report").headlines(run.read_summary()):
         out.print(line, highlight=False)
     out.print(
-        f"run directory: [bold]{run.path}[/bold]\nnext: ncd-serve evaluate {run.path}, ncd-serve export {run.path}",
+        f"run directory: [bold]{run.path}[/bold], see report.html there\n"
+        f"next: ncd-serve gallery {run.path}, ncd-serve export {run.path}",
         highlight=False,
         soft_wrap=True,
     )

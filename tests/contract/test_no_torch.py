@@ -52,5 +52,8 @@ def test_names_need_onnx_alone(bundle: Path, tmp_path: Path) -> None:
     assert (tmp_path / "models" / "ncd_global" / "1").is_dir()
 
 
-def test_assign_stays_light(bundle: Path, glyphs: Path) -> None:
-    assert heavy_imports("assign", glyphs / "test" / "E", "--bundle", bundle) == ""
+def test_assign_and_drift_stay_light(bundle: Path, glyphs: Path, tmp_path: Path) -> None:
+    rows = tmp_path / "rows.csv"
+    assert heavy_imports("assign", glyphs / "test", "--bundle", bundle, "--out", rows) == ""
+    assert heavy_imports("drift", rows, "--bundle", bundle) == ""
+    assert (tmp_path / "rows.csv.drift.svg").is_file()
