@@ -5,7 +5,7 @@ BIN := $(VENV)/bin
 # Installed once for a given set of pins: the stamp is newer than what it was made from, and the environment still runs.
 STAMP := $(VENV)/.installed
 
-.PHONY: demo test check format clean
+.PHONY: demo test check format docs clean
 .DEFAULT_GOAL := test
 
 demo: install
@@ -22,6 +22,10 @@ check: install
 	$(BIN)/ruff check .
 	$(BIN)/mypy
 	$(BIN)/lint-imports
+
+# The pages of docs/, in build/site.
+docs: install
+	$(BIN)/mkdocs build --strict
 
 format: install
 	$(BIN)/ruff check --fix-only .

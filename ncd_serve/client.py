@@ -97,10 +97,11 @@ class Client:
 class AsyncClient:
     """The same for asyncio; nothing blocks the caller's loop.
 
-    async with await AsyncClient.connect("grpc://127.0.0.1:8001") as client:
-        async for row in client.assign(["photos/"]):
-            print(row.path, row.cluster_name, row.confidence)
+        async with await AsyncClient.connect("grpc://127.0.0.1:8001") as client:
+            async for row in client.assign(["photos/"]):
+                print(row.path, row.cluster_name, row.confidence)
 
+    `connect` takes the options of `Client`.
     """
 
     def __init__(self, client: Client) -> None:

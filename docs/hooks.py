@@ -1,0 +1,193 @@
+"""What MkDocs fills in when it builds the site: commands, Python names, code and formulas. Nothing is copied by hand.
+
+A line `::: commands`, `::: python` or `::: exit codes` in a page becomes that part of the reference. A line
+`::: FILE NAME` becomes the source of a function or class, and fails the build when there is none.
+"""
+
+from __future__ import annotations
+
+import ast
+import inspect
+import re
+from collections.abc import Iterator
+from enum import Enum
+from pathlib import Path
+from typing import Any, get_args, get_type_hints
+
+import latex2mathml.converter
+import typer
+from mkdocs.exceptions import PluginError
+from mkdocs.structure.files import File, Files
+from pygments.formatters import HtmlFormatter
+from typer.models import ArgumentInfo
+
+import ncd_serve
+from ncd_serve import errors
+from ncd_serve.cli.app import app
+
+ROOT = Path(__file__).parents[1]
+DIRECTIVE = re.compile(r"^::: (.+)$", re.MULTILINE)
+DISPLAYED = re.compile(r"^\$\$ (.+) \$\$$", re.MULTILINE)
+INLINE = re.compile(r"\\\((.+?)\\\)")
+
+
+def on_files(files: Files, config: Any) -> Files:
+    """The colours of code, light and dark."""
+    light = HtmlFormatter(style="default").get_style_defs(".codehilite")
+    dark = HtmlFormatter(style="github-dark").get_style_defs('[data-bs-theme="dark"] .codehilite')
+    files.append(File.generated(config, "css/code.css", content=f"{light}\n{dark}"))
+    return files
+
+
+def on_page_markdown(markdown: str, page: Any, config: Any, files: Files) -> str:
+    """Fill in formulas and directives."""
+    markdown = DISPLAYED.sub(lambda found: f'<div class="formula">{_mathml(found[1], "block")}</div>', markdown)
+    markdown = INLINE.sub(lambda found: _mathml(found[1], "inline"), markdown)
+    return DIRECTIVE.sub(lambda found: expand(found[1]), markdown)
+
+
+def _mathml(formula: str, display: str) -> str:
+    # In a span: Markdown would take a line that starts with <math> for a block of its own.
+    return f"<span>{latex2mathml.converter.convert(formula, display=display)}</span>"
+
+
+def expand(wish: str) -> str:
+    """The Markdown that a directive stands for."""
+    parts = {"commands": _commands, "python": _python, "exit codes": _exit_codes}
+    if wish in parts:
+        return "\n".join(parts[wish]())
+    file, _, symbol = wish.partition(" ")
+    code, line = source_of(ROOT / file, symbol)
+    return f"`{file}`, line {line}: `{symbol}`\n\n```python\n{code}\n```"
+
+
+def source_of(file: Path, symbol: str) -> tuple[str, int]:
+    """The lines of a function, class or `Class.method`, and where they start."""
+    if not file.is_file():
+        raise PluginError(f"{file} is not there")
+    text = file.read_text()
+    node: Any = ast.parse(text)
+    for name in symbol.split("."):
+        node = next((child for child in node.body if getattr(child, "name", None) == name), None)
+        if node is None:
+            raise PluginError(f"{file} has no {symbol}")
+    start = min([node.lineno, *(decorator.lineno for decorator in node.decorator_list)])
+    lines = text.splitlines()[start - 1 : node.end_lineno]
+    indent = len(lines[0]) - len(lines[0].lstrip())
+    return "\n".join(line[indent:] for line in lines), start
+
+
+def _commands() -> Iterator[str]:
+    yield from _below(app, "ncd-serve")
+
+
+def _below(group: typer.Typer, path: str) -> Iterator[str]:
+    """The commands of a group, then its groups, each with arguments and options."""
+    for command in group.registered_commands:
+        assert command.callback is not None
+        name = command.name or command.callback.__name__.replace("_", "-")
+        yield from _command(command.callback, f"{path} {name}")
+    for inner in group.registered_groups:
+        assert inner.typer_instance is not None
+        yield from _below(inner.typer_instance, f"{path} {inner.name}")
+
+
+def _command(function: Any, path: str) -> Iterator[str]:
+    parameters = list(_parameters(function))
+    arguments = [one.usage for one in parameters if one.is_argument]
+    yield f"\n## {path}\n\n{inspect.getdoc(function)}\n"
+    yield f"```text\n{' '.join([path, '[OPTIONS]', *arguments])}\n```\n"
+    if parameters:
+        yield "| argument or option | value | default | what it does |\n|---|---|---|---|"
+    for one in parameters:
+        cells = [f"`{one.usage}`" if one.is_argument else one.names, one.kind, one.default, one.info.help or ""]
+        yield " | ".join(["", *(cell.replace("|", r"\|").replace("<", "&lt;") for cell in cells), ""]).strip()
+
+
+class _Parameter:
+    """An argument or option, from the signature of the function that takes it."""
+
+    def __init__(self, name: str, hint: Any, default: Any) -> None:
+        self._name, self._default = name, default
+        self._type, self.info = get_args(hint)[:2]
+        self.is_argument = isinstance(self.info, ArgumentInfo)
+        self._inner = [one for one in get_args(self._type) if one is not type(None)]
+
+    @property
+    def usage(self) -> str:
+        word = self.info.metavar or self._name.strip("_").upper().replace("_", "-")
+        word = f"{word}..." if "list" in str(self._type) else word
+        return word if self._default is inspect.Parameter.empty else f"[{word}]"
+
+    @property
+    def names(self) -> str:
+        # Typer keeps the first name that it is given where other options have their default.
+        given = [name for name in (self.info.default, *(self.info.param_decls or ())) if isinstance(name, str)]
+        return ", ".join(f"`{name}`" for name in given or [f"--{self._name.replace('_', '-')}"])
+
+    @property
+    def kind(self) -> str:
+        inner = self._inner[0] if self._inner else self._type
+        if self.info.metavar:
+            return self.info.metavar
+        if inner is bool:
+            return ""
+        if inspect.isclass(inner) and issubclass(inner, Enum):
+            return ", ".join(f"`{choice.value}`" for choice in inner)
+        repeated = ", repeatable" if "list" in str(self._type) else ""
+        words = {"str": "text", "int": "integer", "float": "number", "Path": "path"}
+        last = get_args(inner)[0] if get_args(inner) else inner
+        return words[last.__name__] + repeated
+
+    @property
+    def default(self) -> str:
+        if self._default is inspect.Parameter.empty:
+            return "required"
+        return "" if self._default in (None, False) else f"`{getattr(self._default, 'value', self._default)}`"
+
+
+def _parameters(function: Any) -> Iterator[_Parameter]:
+    hints = get_type_hints(function, include_extras=True)
+    for name, parameter in inspect.signature(function).parameters.items():
+        yield _Parameter(name, hints[name], parameter.default)
+
+
+def _python() -> Iterator[str]:
+    """The public names, with their signatures and docstrings."""
+    for name in ncd_serve.__all__:
+        if not name.startswith("__"):
+            yield from _described(name, getattr(ncd_serve, name), level=2)
+
+
+def _described(name: str, thing: Any, *, level: int) -> Iterator[str]:
+    yield f"\n{'#' * level} {name}\n"
+    if callable(thing):
+        yield f"```python\n{name}{_signature(thing)}\n```\n"
+    yield _docstring(thing)
+    for member, value in vars(thing).items() if inspect.isclass(thing) else ():
+        if not member.startswith("_") and (inspect.isroutine(value) or isinstance(value, (classmethod, property))):
+            yield from _described(f"{name}.{member}", getattr(thing, member), level=level + 1)
+
+
+def _signature(thing: Any) -> str:
+    signature = str(inspect.signature(thing)).replace("(self, ", "(").replace("(self)", "()").replace("'", "")
+    signature = signature.removesuffix(" -> None")
+    return signature if len(signature) < 90 else signature.replace(", ", ",\n    ").replace("(", "(\n    ", 1)
+
+
+def _docstring(thing: Any) -> str:
+    """Paragraphs as they are; an indented example becomes code."""
+    blocks = (inspect.getdoc(thing) or "").split("\n\n")
+    return "\n\n".join(
+        f"```python\n{inspect.cleandoc(block)}\n```" if block.startswith("    ") else block for block in blocks
+    )
+
+
+def _exit_codes() -> Iterator[str]:
+    yield "| code | what it means | class in `ncd_serve.errors` |"
+    yield "|---|---|---|"
+    yield "| 0 | done | |"
+    for kind in (errors.NcdError, *errors.NcdError.__subclasses__()):
+        meaning = "A bug in ncd-serve: please report it." if kind is errors.NcdError else inspect.getdoc(kind)
+        yield f"| {kind.exit_code} | {meaning} | `{kind.__name__}` |"
+    yield "| 130, 143 | Interrupted, terminated. | |"

@@ -1,0 +1,212 @@
+"""The site builds without a warning and opens offline; its commands are run, and print what the pages show."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import shutil
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pytest
+import typer
+
+from ncd_serve.cli.app import app
+from ncd_serve.triton.install import find_triton
+
+ROOT = Path(__file__).parents[2]
+DOCS = ROOT / "docs"
+PAGES = sorted(str(path.relative_to(DOCS)) for path in DOCS.rglob("*.md"))
+BLOCK = re.compile(
+    r"(?:^<!-- (?P<note>[^>]*) -->\n)?^```(?P<kind>[\w-]*)\n(?P<text>.*?)^```$", re.MULTILINE | re.DOTALL
+)
+START = re.compile(r"^<!-- starts from: (\S+) -->$", re.MULTILINE)
+FEW = 12  # blocks that are shown and not run
+
+
+@dataclass(frozen=True)
+class Block:
+    note: str
+    kind: str
+    text: str
+
+    def commands(self) -> Iterator[tuple[str, list[str]]]:
+        """Each command with the lines that it is shown to print."""
+        for part in re.split(r"^\$ ", self.text, flags=re.MULTILINE)[1:]:
+            command, *shown = part.splitlines()
+            yield command, shown
+
+
+def blocks(page: str) -> list[Block]:
+    text = START.sub("", (DOCS / page).read_text())
+    return [Block(found["note"] or "", found["kind"], found["text"]) for found in BLOCK.finditer(text)]
+
+
+@pytest.fixture(scope="module")
+def site(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("site")
+    command = [sys.executable, "-m", "mkdocs", "build", "--strict", "--quiet", "--site-dir", str(folder)]
+    built = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=120, check=False)
+    assert built.returncode == 0, built.stdout + built.stderr
+    return folder
+
+
+def test_pages_need_nothing_from_elsewhere(site: Path) -> None:
+    for page in site.rglob("*.html"):
+        loaded = re.findall(r"<(?:script|link|img)[^>]*(?:src|href)=\"(https?:)?//", page.read_text())
+        assert not loaded, page
+    for style in site.rglob("*.css"):
+        assert not re.search(r"(?:@import|url\()[^)]{0,9}https?:", style.read_text()), style
+
+
+def test_every_command_and_option_is_in_the_reference(site: Path) -> None:
+    text = (site / "reference" / "commands.html").read_text()
+
+    def check(command: Any, path: str) -> None:
+        for name, inner in getattr(command, "commands", {}).items():
+            check(inner, f"{path}-{name}")
+        if not hasattr(command, "commands"):
+            section = text.partition(f'<h2 id="{path}">')[2].partition("</table>")[0]
+            for parameter in command.params:
+                names = parameter.opts if parameter.param_type_name == "option" else []
+                assert all(f"<code>{name}</code>" in section for name in names), (path, names)
+            assert section.count("<tr>") - 1 == len(command.params) or not command.params, path
+
+    check(typer.main.get_command(app), "ncd-serve")
+
+
+def test_directives_are_filled_in(site: Path) -> None:
+    for page in site.rglob("*.html"):
+        assert "<p>::: " not in page.read_text(), page
+    method = (site / "method.html").read_text()
+    assert method.count('class="codehilite"') >= 30 and method.count("<math") > 40
+    assert r"\(" not in method
+    python = (site / "reference" / "python.html").read_text()
+    assert all(name in python for name in ("Client.assign", "AsyncClient.connect", "Bundle.read"))
+
+
+def test_a_name_that_is_gone_fails_the_build(tmp_path: Path) -> None:
+    for name in ("docs", "mkdocs.yml"):
+        (shutil.copytree if name == "docs" else shutil.copy)(ROOT / name, tmp_path / name)
+    for name in ("training", "export", "ncd_serve"):
+        (tmp_path / name).symlink_to(ROOT / name)
+    with (tmp_path / "docs" / "method.md").open("a") as page:
+        page.write("\n::: training/ncd_training/losses.py loss_that_nobody_wrote\n")
+    command = [sys.executable, "-m", "mkdocs", "build", "--strict", "--quiet"]
+    built = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=120, check=False)
+    assert built.returncode != 0 and "has no loss_that_nobody_wrote" in built.stderr
+
+
+def test_blocks_that_are_not_run_are_few_and_say_why() -> None:
+    shown = [(page, block) for page in PAGES for block in blocks(page) if block.kind == "shell"]
+    assert len(shown) <= FEW
+    for page, block in shown:
+        assert block.note.startswith("not run: "), (page, block.text)
+    for page in PAGES:
+        for block in blocks(page):
+            assert block.kind in ("console", "shell", "python", "json"), page
+            assert block.kind == "shell" or not re.search("^ncd-serve ", block.text, re.MULTILINE), page
+
+
+Run = Callable[[str, Path], None]
+
+
+@pytest.fixture(scope="module")
+def run_page(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Run]:
+    """Runs the commands of a page in a folder; servers that it leaves are stopped."""
+    runtime = tmp_path_factory.mktemp("runtime")
+    path = os.pathsep.join([str(Path(sys.executable).parent), os.environ["PATH"]])
+    environment = {**os.environ, "PATH": path, "XDG_RUNTIME_DIR": str(runtime), "COLUMNS": "80", "LINES": "40"}
+
+    def shell(command: str, folder: Path) -> subprocess.CompletedProcess[str]:
+        return subprocess.run(
+            ["bash", "-c", command],
+            cwd=folder,
+            env=environment,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+            timeout=280,
+            check=False,
+        )
+
+    def run(page: str, folder: Path) -> None:
+        ports: dict[str, str] = {}
+        for block in blocks(page):
+            for command, shown in block.commands() if block.kind == "console" else ():
+                for documented, actual in ports.items():
+                    command = command.replace(documented, actual)
+                done = shell(command, folder)
+                expected = re.match(r"exit code (\d+)", block.note)
+                assert done.returncode == int(expected[1] if expected else 0), f"{page}: {command}\n{done.stdout}"
+                check_shown(shown, done.stdout, f"{page}: {command}")
+                if command.startswith("ncd-serve serve"):
+                    # The usual ports may be taken on this machine; the page's reader looks at what was printed.
+                    (server,) = json.loads(shell("ncd-serve status --json", folder).stdout)
+                    ports = {"127.0.0.1:8001": server["grpc_url"], "127.0.0.1:8000": server["http_url"]}
+
+    yield run
+    shell("ncd-serve stop --all", runtime)
+
+
+def check_shown(shown: list[str], printed: str, where: str) -> None:
+    """Every shown line was printed, in this order; `…` stands for anything, and spaces count for little."""
+    lines = iter(" ".join(line.split()) for line in printed.splitlines())
+    for line in filter(lambda text: text.strip(" …"), shown):
+        wanted = re.compile(
+            ".*".join(re.escape(" ".join(part.split())) for part in line.split("…")).replace(r"\ ", r"\s*")
+        )
+        assert any(wanted.match(candidate) for candidate in lines), f"{where} does not print: {line}\n{printed}"
+
+
+def needs_server(page: str) -> None:
+    if any("ncd-serve serve" in block.text for block in blocks(page) if block.kind == "console"):
+        try:
+            find_triton()
+        except Exception as error:
+            pytest.skip(f"no Triton here: {error}")
+
+
+@pytest.fixture(scope="module")
+def after(run_page: Run, tmp_path_factory: pytest.TempPathFactory) -> Callable[[str | None], Path]:
+    """A fresh copy of the folder that a page leaves, or an empty one; each page is run once."""
+    left: dict[str, Path] = {}
+
+    def folder(page: str | None) -> Path:
+        fresh = tmp_path_factory.mktemp("page") / "work"
+        if page is None:
+            fresh.mkdir()
+            return fresh
+        if page not in left:
+            needs_server(page)
+            started = folder(start_of(page))
+            run_page(page, started)
+            left[page] = started
+        shutil.copytree(left[page], fresh)
+        return fresh
+
+    return folder
+
+
+def start_of(page: str) -> str | None:
+    found = START.search((DOCS / page).read_text())
+    return found[1] if found else None
+
+
+RUN = [page for page in PAGES if any(block.kind == "console" for block in blocks(page))]
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(1200)
+@pytest.mark.parametrize("page", RUN)
+def test_commands_of_a_page_do_what_it_says(page: str, after: Any, run_page: Run) -> None:
+    needs_server(page)
+    if any(start_of(other) == page for other in RUN):
+        after(page)  # run once, for itself and for the pages that go on from there
+    else:
+        run_page(page, after(start_of(page)))
