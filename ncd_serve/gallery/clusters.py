@@ -13,7 +13,8 @@ from ncd_serve.fit import FITS
 if TYPE_CHECKING:
     from ncd_serve.gallery.collection import Collection, Floats, Ids
 
-CENTRAL, DOUBTFUL = 16, 6  # images that a cluster is introduced by
+CENTRAL, DOUBTFUL = 16, 6  # images that a cluster is introduced by, at most
+_DOUBTFUL_SHARE = 4  # one in so many, where there are few
 _NEAREST = 4
 _MAIN_CLASSES = 5
 
@@ -24,7 +25,8 @@ class Cluster:
 
     number: int
     count: int  # images, shown or not
-    images: list[int]  # the most central, the least certain, then all others, the central ones first
+    images: list[int]  # `introduced` of them, then the others, the central ones first
+    introduced: tuple[int, int]  # how many of the first are the most central, and how many then the least certain
     confidence: float  # mean
     nearest: list[tuple[int, float]]  # other clusters, with cosine or with the share of images that doubt between them
     known: tuple[str, float] | None  # the known class that most images resemble, and how many do
@@ -49,10 +51,12 @@ def describe(shown: Collection) -> tuple[list[Cluster], Floats]:
 def _describe(shown: Collection, number: int, central: Floats, nearest: list[tuple[int, float]]) -> Cluster:
     rows = np.flatnonzero(shown.cluster_ids == number)
     fits = np.bincount(shown.fits[rows], minlength=len(FITS)).tolist() if shown.fits is not None else None
+    images, introduced = _arrange(rows, central[rows], shown.confidences[rows])
     return Cluster(
         number=number,
         count=int(shown.counts[number]),
-        images=_arrange(rows, central[rows], shown.confidences[rows]),
+        images=images,
+        introduced=introduced,
         confidence=float(shown.confidences[rows].mean()),
         nearest=nearest,
         known=_resembles(shown, number),
@@ -61,13 +65,13 @@ def _describe(shown: Collection, number: int, central: Floats, nearest: list[tup
     )
 
 
-def _arrange(rows: Ids, central: Floats, confidences: Floats) -> list[int]:
-    by_centre = rows[np.argsort(-central, kind="stable")]
-    first = by_centre[:CENTRAL]
+def _arrange(rows: Ids, central: Floats, confidences: Floats) -> tuple[list[int], tuple[int, int]]:
     by_doubt = rows[np.argsort(confidences, kind="stable")]
-    doubtful = by_doubt[~np.isin(by_doubt, first)][:DOUBTFUL]
-    rest = by_centre[~np.isin(by_centre, np.concatenate([first, doubtful]))]
-    return [int(row) for row in (*first, *doubtful, *rest)]
+    doubtful = by_doubt[: min(DOUBTFUL, len(rows) // _DOUBTFUL_SHARE)]
+    by_centre = rows[np.argsort(-central, kind="stable")]
+    others = by_centre[~np.isin(by_centre, doubtful)]
+    order = np.concatenate([others[:CENTRAL], doubtful, others[CENTRAL:]])
+    return order.tolist(), (min(CENTRAL, len(others)), len(doubtful))
 
 
 def _centres(shown: Collection) -> Floats | None:

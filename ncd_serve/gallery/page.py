@@ -13,7 +13,6 @@ import numpy as np
 
 from ncd_serve import __version__
 from ncd_serve.fit import FITS
-from ncd_serve.gallery.clusters import CENTRAL, DOUBTFUL
 from ncd_serve.gallery.matching import best_match, contingency
 from ncd_serve.gallery.thumbnails import COLUMNS, parts
 from ncd_serve.images import printable
@@ -63,7 +62,6 @@ def page_data(
         "total": shown.total,
         "map": kind.value,
         "embedded": shown.embeddings is not None,
-        "introduced": [CENTRAL, DOUBTFUL],
         "tile": tile,
         "columns": COLUMNS,
         "sheets": starts,
@@ -82,6 +80,7 @@ def _cluster_data(cluster: Cluster) -> dict[str, Any]:
         "id": cluster.number,
         "count": cluster.count,
         "shown": len(cluster.images),
+        "introduced": cluster.introduced,
         "confidence": round(cluster.confidence, 4),
         "nearest": [[other, round(near, 3)] for other, near in cluster.nearest],
         "known": [cluster.known[0], round(cluster.known[1], 4)] if cluster.known else None,

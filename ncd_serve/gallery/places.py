@@ -34,12 +34,12 @@ def choose_kind(images: int) -> MapKind:
 
 
 def places(embeddings: Floats, kind: MapKind) -> Floats:
-    """Places [N, 2], the longer side of their box from 0 to 1; the same embeddings always give the same ones."""
+    """Places [N, 2] around the middle of a square of side 1; the same embeddings always give the same ones."""
     directions = embeddings / np.maximum(np.linalg.norm(embeddings, axis=1, keepdims=True), 1e-12)
     few = len(embeddings) < _FEWEST_FOR_TSNE
     found = _tsne(directions) if kind is MapKind.TSNE and not few else principal(directions, 2)
-    corner, reach = found.min(0), float(np.ptp(found, axis=0).max()) or 1.0
-    return ((found - corner) / reach).astype(np.float32)
+    middle, reach = (found.max(0) + found.min(0)) / 2, float(np.ptp(found, axis=0).max()) or 1.0
+    return (0.5 + (found - middle) / reach).astype(np.float32)
 
 
 def principal(vectors: Floats, count: int) -> Floats:

@@ -8,6 +8,7 @@ const SHAPES = [
   "M-1.6-4.6H1.6V-1.6H4.6V1.6H1.6V4.6H-1.6V1.6H-4.6V-1.6H-1.6Z",
 ];
 const COLOURS = 7;
+const FEW = 22; // images of a cluster that is not opened
 clusters.forEach((cluster, order) => {
   cluster.colour = order % COLOURS;
   cluster.shape = SHAPES[Math.floor(order / COLOURS) % SHAPES.length];
@@ -107,7 +108,7 @@ function suggestions(cluster) {
   const twin = namesake(id);
   if (twin) {
     const join = make("button", { type: "button", class: "chip", click: () => mergeInto(id, twin.id) }, "merge them?");
-    return ["also the name of ", clusterLink(twin.id), join];
+    return [`also the name of #${twin.id}`, join];
   }
   if (isFixed(id)) return ["a known class"];
   if (name || !known) return [];
@@ -160,13 +161,14 @@ function cardBody(cluster) {
 // The introduction (central and doubtful images), the images that match the filters, or all of them.
 function fillBody(cluster) {
   const { parts, matching, shown } = cluster;
-  const [central, doubtful] = data.introduced;
+  const [central, doubtful] = cluster.introduced;
+  const first = data.embedded ? "most central" : "most confident";
   const list = matching.length < shown || cluster.all
     ? [...matching].sort((one, other) => images.central[other] - images.central[one]) : null;
   const groups = list
-    ? [tileGroup(matching.length < shown ? `${matching.length} of ${counted(shown, "image")} match` : "All, the most central first",
-      cluster.all ? list : list.slice(0, central + doubtful), "matching")]
-    : [tileGroup("Most central", cluster.images.slice(0, central), "central"),
+    ? [tileGroup(matching.length < shown ? `${matching.length} of ${counted(shown, "image")} match` : `All, the ${first} first`,
+      cluster.all ? list : list.slice(0, FEW), "matching")]
+    : [tileGroup(`M${first.slice(1)}`, cluster.images.slice(0, central), "central"),
       tileGroup("Least certain", cluster.images.slice(central, central + doubtful), "doubtful")];
   parts.body.replaceChildren(...groups.filter(Boolean));
   parts.all.textContent = cluster.all ? "Show fewer" : `Show all ${matching.length.toLocaleString("en")}`;

@@ -32,7 +32,7 @@ function make(tag, properties = {}, ...children) {
 }
 
 const counted = (count, noun) => `${count.toLocaleString("en")} ${noun}${count === 1 ? "" : "s"}`;
-const percent = (share) => `${(100 * share).toFixed(share > 0 && share < 0.1 ? 1 : 0)} %`;
+const percent = (share) => `${(100 * share).toFixed((share > 0 && share < 0.1) || (share > 0.99 && share < 1) ? 1 : 0)} %`;
 const truthOf = (image) => (images.truth ? images.classes[images.truth[image]] : null);
 const fitOf = (image) => (images.fit ? data.fits[images.fit[image]] : null);
 

@@ -19,7 +19,8 @@ function showDetail(image) {
     const target = detailList[detailList.indexOf(image) + by];
     return make("button", {
       type: "button", class: "round", disabled: target === undefined, "data-step": by,
-      "aria-label": by < 0 ? "Previous image" : "Next image", click: () => showDetail(target),
+      "aria-label": by < 0 ? "Previous image" : "Next image", autofocus: by > 0,
+      click: () => { showDetail(target); $("detail").querySelector(`[data-step="${by}"]`).focus(); },
     }, by < 0 ? "‹" : "›");
   };
   $("detail").replaceChildren(

@@ -13,8 +13,9 @@ function makeFilters() {
   $("sort").append(...sorts.map(([value, [label]]) => make("option", { value }, label)));
   $("fit").append(make("option", { value: "" }, "any"), ...data.fits.map((fit) => make("option", { value: fit }, fit)));
   $("fit-label").hidden = !images.fit;
-  for (const id of ["search", "fit", "confidence"]) $(id).addEventListener("input", applyFilters);
-  $("sort").addEventListener("input", sortCards);
+  for (const id of ["search", "confidence"]) $(id).addEventListener("input", applyFilters);
+  $("fit").addEventListener("change", applyFilters);
+  $("sort").addEventListener("change", sortCards);
   for (const id of ["clear", "nothing-clear"]) $(id).addEventListener("click", clearFilters);
 }
 

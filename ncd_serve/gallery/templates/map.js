@@ -77,6 +77,8 @@ function stampOf(cluster) {
     const size = devicePixelRatio * (imageCount > 3000 ? 0.62 : 0.85);
     context.setTransform(size, 0, 0, size, 6 * devicePixelRatio, 6 * devicePixelRatio);
     context.fillStyle = getComputedStyle($("legend").querySelector(`.c${cluster.colour}`)).color;
+    context.strokeStyle = getComputedStyle($("map-box")).backgroundColor;
+    context.stroke(new Path2D(cluster.shape));
     context.fill(new Path2D(cluster.shape));
     map.stamps.set(key, stamp);
   }

@@ -1,4 +1,5 @@
 // Clusters against true classes, matched one to one: drawn when it is opened, since it may have many cells.
+const OVERHANG = 56; // px of the last slanted label
 const matrix = { cell: 0, left: 0, top: 0, counts: new Map() };
 
 function makeMatrix() {
@@ -27,10 +28,10 @@ function drawMatrix() {
   context.font = font;
   const longest = (names) => Math.min(150, Math.max(...names.map((name) => context.measureText(name).width)) + 10);
   const names = confusion.clusters.map(nameOf);
-  matrix.cell = Math.max(3, Math.min(34, Math.floor((room - longest(names)) / columns)));
+  matrix.cell = Math.max(3, Math.min(34, Math.floor((room - longest(names) - OVERHANG) / columns)));
   const labelled = matrix.cell >= 11;
   [matrix.left, matrix.top] = labelled ? [longest(names), longest(confusion.classes)] : [0, 0];
-  const [width, height] = [matrix.left + columns * matrix.cell + 60, matrix.top + rows * matrix.cell + 1];
+  const [width, height] = [matrix.left + columns * matrix.cell + OVERHANG, matrix.top + rows * matrix.cell + 1];
   [canvas.width, canvas.height] = [width * devicePixelRatio, height * devicePixelRatio];
   [canvas.style.width, canvas.style.height] = [`${width}px`, `${height}px`];
   context.setTransform(devicePixelRatio, 0, 0, devicePixelRatio, 0, 0);

@@ -1,0 +1,284 @@
+"""The gallery in a real browser: what people see, click and type, and the file that comes of it."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+from selenium.webdriver import ActionChains, Chrome, Keys
+from selenium.webdriver.common.by import By
+from selenium.webdriver.remote.webelement import WebElement
+from selenium.webdriver.support.wait import WebDriverWait
+
+from ncd_serve.gallery import MapKind, build_gallery, read_source
+from ncd_serve.triton import TritonServer
+from tests.browser import console_errors, open_browser, remote_requests
+from tests.serve.small_gallery import CHECKPOINT, HOSTILE_CLASS, SCRIPT, make_run
+
+HOSTILE_NAME = '"><img src=x onerror=alert(1)>'
+
+
+@pytest.fixture(scope="module")
+def page(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A gallery in which cluster 2 has a name already."""
+    folder = make_run(tmp_path_factory.mktemp("gallery"))
+    shown = read_source(folder)
+    named = replace(shown, naming=replace(shown.naming, names={2: "heron"}))
+    return build_gallery(named, folder / "gallery.html", kind=MapKind.PCA).path
+
+
+@pytest.fixture(scope="module")
+def downloads(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tmp_path_factory.mktemp("downloads")
+
+
+@pytest.fixture(scope="module")
+def one_browser(downloads: Path) -> Iterator[Chrome]:
+    with open_browser(downloads=downloads) as browser:
+        yield browser
+
+
+@pytest.fixture
+def browser(one_browser: Chrome, page: Path) -> Iterator[Chrome]:
+    """The page as one sees it first; whatever a test does to it, nothing is fetched or complained about."""
+    one_browser.get(page.as_uri())
+    one_browser.execute_script("localStorage.clear()")
+    one_browser.refresh()
+    yield one_browser
+    assert console_errors(one_browser) == []
+    assert remote_requests(one_browser) == []
+
+
+def find(browser: Chrome, selector: str) -> WebElement:
+    return browser.find_element(By.CSS_SELECTOR, selector)
+
+
+def words(browser: Chrome, selector: str) -> str:
+    return " ".join(find(browser, selector).text.split())
+
+
+def shown_clusters(browser: Chrome) -> list[str]:
+    cards = browser.find_elements(By.CSS_SELECTOR, ".card")
+    return [str(card.get_attribute("data-cluster")) for card in cards if card.is_displayed()]
+
+
+def press(browser: Chrome, *keys: str) -> None:
+    ActionChains(browser).send_keys(*keys).perform()
+
+
+def saved(browser: Chrome, downloads: Path) -> Any:
+    target = downloads / "names.json"
+    target.unlink(missing_ok=True)
+    find(browser, "#save").click()
+    WebDriverWait(browser, 20).until(lambda _: target.exists())
+    return json.loads(target.read_text())
+
+
+def painted(browser: Chrome) -> bool:
+    tiles = browser.find_elements(By.CSS_SELECTOR, ".card .tile")
+    return bool(tiles) and all("blob:" in tile.value_of_css_property("background-image") for tile in tiles)
+
+
+def test_the_page_as_it_opens(browser: Chrome) -> None:
+    assert browser.execute_script("return document.documentElement.dataset.ready") == "true"
+    assert shown_clusters(browser) == ["1", "0", "2"]
+    assert find(browser, "#summary").text == "24 images · 3 clusters, 1 named"
+    assert "1 image could not be read" in find(browser, "#notes").text
+    assert "1 cluster without an image" in find(browser, "#notes").text
+    WebDriverWait(browser, 20).until(painted)
+    facts = find(browser, "#cluster-0 .facts").text
+    assert "8 images" in facts and "purity 75 % auk 6, tern 2" in facts and "cluster-1" in facts
+    assert len(browser.find_elements(By.CSS_SELECTOR, "#cluster-1 .doubtful .tile")) == 3
+    assert not find(browser, "#save").is_enabled()
+
+
+def test_names_are_only_names(browser: Chrome) -> None:
+    press(browser, "/", "alert(1)")
+    assert shown_clusters(browser) == ["1"]
+    tile = find(browser, "#cluster-1 .tile")
+    assert SCRIPT in str(tile.get_attribute("aria-label"))
+    tile.click()
+    assert find(browser, "#detail .path").text == SCRIPT
+    link = str(find(browser, "#detail a[target]").get_attribute("href"))
+    assert link.startswith("file:///") and link.endswith("%3Cscript%3Ealert(1)%3C/script%3E.png")
+    press(browser, Keys.ESCAPE)
+    find(browser, "#clear").click()
+    assert HOSTILE_CLASS in find(browser, "#cluster-0 .suggest").text
+    find(browser, "#cluster-0 .suggest").click()
+    assert find(browser, "#cluster-0 .name").get_property("value") == HOSTILE_CLASS
+    find(browser, "#cluster-1 .name").send_keys(HOSTILE_NAME)
+    assert find(browser, ".legend-entry .label").text == HOSTILE_NAME
+    browser.execute_script("document.querySelector('#confusion').open = true")
+    assert HOSTILE_CLASS in find(browser, "#matched").text
+    assert browser.execute_script("return document.images.length + document.querySelectorAll('b b').length") == 0
+
+
+def test_search_filter_and_sort(browser: Chrome) -> None:
+    for text, clusters in (("#2", ["2"]), ("heron", ["2"]), ("green-0", ["0"]), ("auk", ["0"]), ("nothing such", [])):
+        search = find(browser, "#search")
+        search.clear()
+        search.send_keys(text)
+        assert shown_clusters(browser) == clusters
+    assert find(browser, "#nothing").is_displayed()
+    find(browser, "#nothing-clear").click()
+    assert shown_clusters(browser) == ["1", "0", "2"]
+    browser.execute_script(
+        "const slider = document.querySelector('#confidence'); slider.value = 0.7;"
+        "slider.dispatchEvent(new Event('input'))"
+    )
+    assert shown_clusters(browser) == ["1"] and find(browser, "#matches").text == "10 images in 1 cluster"
+    assert len(browser.find_elements(By.CSS_SELECTOR, "#cluster-1 .matching .tile")) == 10
+    find(browser, "#clear").click()
+    for order, clusters in (("confidence", ["2", "0", "1"]), ("purity", ["0", "1", "2"]), ("name", ["0", "1", "2"])):
+        find(browser, f"#sort option[value={order}]").click()
+        assert shown_clusters(browser) == clusters
+
+
+def test_the_map_answers_to_pointer_and_keyboard(browser: Chrome) -> None:
+    press(browser, "g", Keys.ARROW_RIGHT)
+    named = find(browser, "#map-selected .path").text
+    ring, canvas = find(browser, "#ring").rect, find(browser, "#map").rect
+    where = [
+        ring[side] + ring[size] / 2 - canvas[side] - canvas[size] / 2
+        for side, size in (("x", "width"), ("y", "height"))
+    ]
+    for tile in browser.find_elements(By.CSS_SELECTOR, ".card .tile"):
+        if named not in str(tile.get_attribute("aria-label")):
+            tile.click()
+            break
+    press(browser, Keys.ESCAPE)
+    assert find(browser, "#map-selected .path").text != named
+    offset = [round(value) for value in where]
+    ActionChains(browser).move_to_element_with_offset(find(browser, "#map"), *offset).perform()
+    assert find(browser, "#tip").is_displayed() and find(browser, "#tip .tile").is_displayed()
+    ActionChains(browser).click().perform()
+    chosen = find(browser, "#map-selected a")
+    assert find(browser, "#tip .path").text == find(browser, "#map-selected .path").text
+    assert find(browser, ".card.current").get_attribute("data-cluster") == chosen.get_attribute("data-cluster")
+    before = browser.execute_script("return document.querySelector('#map').toDataURL()")
+    press(browser, "g", "+", "+")
+    assert browser.execute_script("return document.querySelector('#map').toDataURL()") != before
+    press(browser, "0")
+    assert browser.execute_script("return document.querySelector('#map').toDataURL()") == before
+
+
+def test_what_is_said_becomes_names_json(browser: Chrome, downloads: Path) -> None:
+    find(browser, "#cluster-1 .name").send_keys("  gull ")
+    find(browser, "#cluster-0 .merge").click()
+    find(browser, "#merge-list [data-cluster='1']").click()
+    find(browser, "#cluster-2 .junk").click()
+    assert find(browser, "#unsaved").text == "3 unsaved changes"
+    assert words(browser, "#cluster-0 .suggestion") == "merged into gull"
+    assert words(browser, "#cluster-1 .guests") == "with cluster-0 8"
+    entries = {"0": {"merge_into": 1}, "1": {"name": "gull"}, "2": {"junk": True}}
+    assert saved(browser, downloads) == {"checkpoint": CHECKPOINT, "bundle": None, "clusters": entries}
+    assert find(browser, "#unsaved").text == ""
+    # What was saved and is taken back has to be said again; a name that is cleared restores the default.
+    press(browser, "u")
+    assert find(browser, "#unsaved").text == "1 unsaved change"
+    assert saved(browser, downloads)["clusters"] == entries | {"2": {"name": "heron"}}
+    find(browser, "#cluster-2 .name").send_keys(Keys.CONTROL, "a", Keys.NULL, Keys.BACKSPACE)
+    assert saved(browser, downloads)["clusters"] == entries | {"2": {}}
+
+
+def test_changes_wait_in_the_browser_until_they_are_saved(browser: Chrome) -> None:
+    find(browser, "#cluster-1 .name").send_keys("gull")
+    find(browser, "#cluster-0 .junk").click()
+    browser.refresh()
+    assert find(browser, "#cluster-1 .name").get_property("value") == "gull"
+    assert "set-aside" in str(find(browser, "#cluster-0").get_attribute("class"))
+    assert find(browser, "#unsaved").text == "2 unsaved changes"
+
+
+def test_clusters_of_one_name_are_offered_to_be_merged(browser: Chrome) -> None:
+    find(browser, "#cluster-1 .name").send_keys("heron")
+    find(browser, "#cluster-1 .chip").click()
+    assert words(browser, "#cluster-1 .suggestion") == "merged into heron"
+    find(browser, "#undo").click()
+    assert "also the name of #2" in words(browser, "#cluster-1 .suggestion")
+    find(browser, "#undo").click()
+    assert find(browser, "#cluster-1 .name").get_property("value") == ""
+    assert not find(browser, "#undo").is_enabled()
+
+
+def test_keyboard_alone(browser: Chrome, downloads: Path) -> None:
+    press(browser, "j", "j", "n", "wren", Keys.ENTER, "j", "x", "k", "k", "m")
+    assert find(browser, "#merge").is_displayed()
+    press(browser, "wren", Keys.TAB, Keys.ENTER)
+    assert saved(browser, downloads)["clusters"] == {"0": {"name": "wren"}, "1": {"merge_into": 0}, "2": {"junk": True}}
+    press(browser, "u", "a")
+    assert len(browser.find_elements(By.CSS_SELECTOR, "#cluster-1 .matching .tile")) == 12
+    press(browser, "?")
+    assert "next cluster" in find(browser, "#help").text
+    press(browser, Keys.ESCAPE)
+    assert not find(browser, "#help").is_displayed()
+    find(browser, "#cluster-1 .tile").click()
+    first = find(browser, "#detail .path").text
+    press(browser, Keys.ARROW_RIGHT)
+    assert find(browser, "#detail .path").text != first
+    press(browser, Keys.ESCAPE)
+
+
+def test_light_and_dark(browser: Chrome) -> None:
+    paper = "return getComputedStyle(document.body).backgroundColor"
+    light = browser.execute_script(paper)
+    find(browser, "#theme").click()
+    dark = browser.execute_script(paper)
+    assert dark != light
+    browser.refresh()
+    assert browser.execute_script(paper) == dark
+    press(browser, "t")
+    assert browser.execute_script(paper) == light
+
+
+def test_the_confusion_matrix_leads_to_its_images(browser: Chrome) -> None:
+    assert "92 % of the images" in find(browser, "#confusion summary").text
+    find(browser, "#confusion summary").click()
+    rows = [row.text for row in browser.find_elements(By.CSS_SELECTOR, "#matched tbody tr")]
+    assert rows[:2] == ["cluster-1 tern 12 100 % 86 %", "cluster-0 auk 6 75 % 100 %"]
+
+
+def test_a_phone(page: Path) -> None:
+    with open_browser(width=390, height=800) as phone:
+        phone.get(page.as_uri())
+        wide = phone.execute_script("return document.documentElement.scrollWidth - innerWidth")
+        assert wide <= 0 and find(phone, "#map").is_displayed()
+
+
+@pytest.mark.triton
+def test_a_name_typed_in_the_page_is_what_triton_answers(
+    triton: None,
+    bundle: Path,
+    repository: Path,
+    glyphs: Path,
+    one_browser: Chrome,
+    downloads: Path,
+    tmp_path: Path,
+    ncd: Any,
+) -> None:
+    shutil.copytree(bundle, tmp_path / "bundle")
+    shutil.copytree(repository, tmp_path / "model_repository")
+    done = ncd("gallery", tmp_path / "bundle", "--map", "pca")
+    assert done.returncode == 0, done.stderr
+    one_browser.get(Path(done.stdout.strip()).as_uri())
+    largest = shown_clusters(one_browser)[0]
+    find(one_browser, f"#cluster-{largest} .name").send_keys("Möwe <b>")
+    saved(one_browser, downloads)
+    applied = ncd("name", "apply", downloads / "names.json", cwd=tmp_path)
+    assert applied.returncode == 0, applied.stderr
+    with TritonServer(tmp_path / "model_repository") as server:
+        server.wait_ready(120)
+        asked = ncd("query", glyphs / "train", "--url", f"grpc://{server.grpc_url}", "--out", tmp_path / "rows.jsonl")
+    assert asked.returncode == 0, asked.stderr
+    rows = [json.loads(line) for line in (tmp_path / "rows.jsonl").read_text().splitlines()]
+    named = {row["cluster_name"] for row in rows if row["cluster_id"] == int(largest)}
+    assert named == {"Möwe <b>"}
+    ncd("gallery", tmp_path / "bundle", "--map", "pca", "--out", tmp_path / "again.html")
+    one_browser.get((tmp_path / "again.html").as_uri())
+    assert find(one_browser, f"#cluster-{largest} .name").get_property("value") == "Möwe <b>"
+    assert find(one_browser, "#unsaved").text == ""
