@@ -8,7 +8,6 @@ from jinja2 import Environment, PackageLoader, StrictUndefined
 from ncd_training.report import METHODS, split_uses
 
 if TYPE_CHECKING:
-    from ncd_training.config import TrainConfig
     from ncd_training.setup import Setup
 
     from ncd_export.verify import Agreement
@@ -41,13 +40,6 @@ def render_card(
         data_licence=_data_licence(setup.config.data.dataset),
         weights_file=summary.get("weights", {}).get("file"),
     )
-
-
-def initial_weights(config: TrainConfig, summary: dict[str, Any]) -> str:
-    """Where trunk and tail started from."""
-    if "weights" in summary:
-        return "{format}, {file}, sha256 {sha256}".format(**summary["weights"])
-    return "self-supervised by rotation" if config.rotations.epochs else "random"
 
 
 def _data_licence(dataset: str | None) -> str:

@@ -15,11 +15,12 @@ import numpy as np
 import onnxruntime
 from ncd_training.checkpoint import TrainState
 from ncd_training.observe import checkpoint_id, look_at_unlabelled, to_reference
+from ncd_training.report import initial_weights
 from ncd_training.run_dir import RunDir
 from ncd_training.setup import Setup
 from ncd_training.train import load_state
 
-from ncd_export.card import initial_weights, render_card
+from ncd_export.card import render_card
 from ncd_export.graph import ExportGraph
 from ncd_export.reduced import Precision, to_fp16, to_int8
 from ncd_export.rename import keep_names

@@ -70,7 +70,7 @@ def setup() -> Setup:
         known_classes=["hen", EVIL],
         novel_classes=None,
         truth=[0] * 4 + [1] * 4,
-        novel_names=("owl", "<b>emu</b>"),
+        novel_names=("dodo", "<b>emu</b>"),
         notes=("look & see",),
     )
     return Setup(TrainConfig.model_validate(config), manifest, Console(quiet=True))
@@ -87,7 +87,7 @@ def run(setup: Setup, tmp_path: Path) -> RunDir:
             for epoch in (1, 2, 3)
         ]
     )
-    classes = [{"class": "owl", "images": 4, "cluster": 1, "share": 1.0}]
+    classes = [{"class": "dodo", "images": 4, "cluster": 1, "share": 1.0}]
     classes += [{"class": "<b>emu</b>", "images": 4, "cluster": 0, "share": 0.5}]
     quality = {"precision": 0.5, "recall": 0.125, "auc": 0.875, "precision_at_positives": 0.625}
     summary = {
@@ -136,7 +136,7 @@ def test_a_finished_run(setup: Setup, run: RunDir) -> None:
     assert "timm, a&b.pth, sha256 abc" in found.text and "look & see" in found.text
     assert {0.375, 0.75, 0.5, 0.25, 0.875, 0.625} < set(found.values)
     assert "unlabelled-train, all classes" in found.text
-    assert found.text.index("<b>emu</b> 4") < found.text.index("owl 4"), "the worst class is first"
+    assert found.text.index("<b>emu</b> 4") < found.text.index("dodo 4"), "the worst class is first"
     assert "1 image file was left out" in found.text and "kept, as published" not in found.text
     assert f"ncd-serve export '{run.path.parent}/a '\"'\"'run'\"'\"''" in found.text
 
@@ -175,14 +175,14 @@ def test_an_interrupted_run_shows_no_scores_of_another_state(setup: Setup, run: 
     assert "ncd-serve train --resume" in found.text and "ncd-serve export '" not in found.text
     assert "ACC, unlabelled-train 0.500 transductive; after epoch 2" in found.text
     assert "cluster balance 0.500 1 is even; after epoch 2" in found.text
-    assert "k-means on raw pixels" in found.text and "owl" not in found.text
+    assert "k-means on raw pixels" in found.text and "dodo" not in found.text
     assert 0.375 in found.values and 0.875 not in found.values
 
 
 def test_a_run_that_was_looked_at_on_its_way(setup: Setup, run: RunDir) -> None:
     found = page(setup, run, epoch=2)
     assert "not finished: 2 of 3 epochs are done, and the scores are those of that state" in found.text
-    assert "After epoch 2, pairs of images" in found.text and "owl" in found.text
+    assert "After epoch 2, pairs of images" in found.text and "dodo" in found.text
 
 
 def test_before_the_first_epoch(setup: Setup, tmp_path: Path) -> None:

@@ -76,6 +76,8 @@ def initial_weights(config: TrainConfig, summary: Mapping[str, Any]) -> str:
     """Where trunk and tail started from."""
     if "weights" in summary:
         return "{format}, {file}, sha256 {sha256}".format(**summary["weights"])
+    if config.from_labels.epochs:
+        return "learned from the known classes"
     return "self-supervised by rotation" if config.rotations.epochs else "random"
 
 
