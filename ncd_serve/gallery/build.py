@@ -5,6 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+import numpy as np
+
 from ncd_serve.files import atomic_path
 from ncd_serve.gallery.clusters import describe
 from ncd_serve.gallery.collection import Collection, Track, silent
@@ -14,6 +16,8 @@ from ncd_serve.gallery.thumbnails import make_sheets, tile_size
 
 if TYPE_CHECKING:
     from pathlib import Path
+
+    from ncd_serve.gallery.collection import Floats
 
 
 @dataclass(frozen=True)
@@ -31,11 +35,7 @@ def build_gallery(
 ) -> Gallery:
     """Write the page of a collection, atomically."""
     clusters, central = describe(shown)
-    if shown.embeddings is None or kind is MapKind.NONE:
-        kind, where = MapKind.NONE, None
-    else:
-        kind = kind or choose_kind(len(shown.paths))
-        (where,) = track((places(shown.embeddings, kind) for _ in range(1)), f"drawing the map ({kind.value})", 1)
+    kind, where = _draw_map(shown, kind, track)
     size = tile_size(len(shown.paths))
     sheets = make_sheets(shown.files, clusters, size=size, track=track)
     data = page_data(
@@ -44,3 +44,13 @@ def build_gallery(
     with atomic_path(target) as temporary, temporary.open("wb") as stream:
         write_page(data, sheets, stream)
     return Gallery(target, len(shown.paths), len(clusters), sum(len(sheet.missing) for sheet in sheets))
+
+
+def _draw_map(shown: Collection, kind: MapKind | None, track: Track) -> tuple[MapKind, Floats | None]:
+    """Places of the images and, after them, of the background."""
+    if shown.embeddings is None or kind is MapKind.NONE:
+        return MapKind.NONE, None
+    vectors = shown.embeddings if shown.background is None else np.concatenate([shown.embeddings, shown.background])
+    chosen = kind or choose_kind(len(vectors))
+    (where,) = track((places(vectors, chosen) for _ in range(1)), f"drawing the map ({chosen.value})", 1)
+    return chosen, where

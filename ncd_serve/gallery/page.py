@@ -69,6 +69,7 @@ def page_data(
         "fits": FITS if shown.fits is not None else [],
         "clusters": [_cluster_data(cluster) for cluster in clusters],
         "images": _image_data(shown, order, central, where),
+        "background": [_rounded(axis, 4) for axis in where[len(order) :].T] if where is not None else [[], []],
         "confusion": _confusion(shown, clusters),
         "failures": [[printable(path), error] for path, error in shown.failures[:_MOST_FAILURES]],
         "failed": len(shown.failures),

@@ -24,6 +24,8 @@ if TYPE_CHECKING:
 
     from ncd_serve.prediction import Prediction
 
+_MOST_BACKGROUND = 2000  # enough to see where training images lie
+
 
 def read_source(
     source: Path, *, bundle: Path | None = None, images: Path | None = None, track: Track = silent
@@ -179,6 +181,7 @@ def _with_model(shown: Collection, bundle: Bundle, track: Track) -> Collection:
         confidences=confidences,
         fits=reference.limits().judge(embeddings, ids, confidences) if shown.fits is None else shown.fits[kept],
         embeddings=embeddings,
+        background=reference.embeddings[:: -(-len(reference.embeddings) // _MOST_BACKGROUND)],
         rivals=None,
         known_ids=_by_cluster(reference),
         known_classes=reference.known_classes,

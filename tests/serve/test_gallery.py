@@ -258,5 +258,6 @@ def test_a_bundle_its_names_and_rows_of_it(bundle: Path, glyphs: Path, tmp_path:
     assert done.returncode == 0, done.stderr
     assert Path(done.stdout.strip()) == tmp_path / "rows.csv.gallery.html"
     data = data_of(tmp_path / "rows.csv.gallery.html")
-    assert (data["total"], data["embedded"], data["map"]) == (4, True, "pca")  # too few for t-SNE
+    assert (data["total"], data["embedded"], data["map"]) == (4, True, "tsne")
     assert all(cluster["known"] for cluster in data["clusters"])
+    assert len(data["background"][0]) == 20  # the unlabelled images of training

@@ -8,7 +8,8 @@ function makeMap() {
   $("map-panel").hidden = false;
   document.body.classList.add("with-map");
   const kind = data.map === "tsne" ? "t-SNE of the embeddings" : "The embeddings' two principal axes";
-  $("map-kind").textContent = `${kind}. Wheel zooms, drag moves, double click shows all.`;
+  const grey = data.background[0].length ? " Grey: training images." : "";
+  $("map-kind").textContent = `${kind}.${grey} Wheel zooms, drag moves, double click shows all.`;
   makeLegend();
   new ResizeObserver(fitMap).observe($("map"));
   const canvas = $("map");
@@ -38,12 +39,14 @@ function fitMap() {
   drawMap();
 }
 
-function place(image) {
+const place = (image) => placeOf(images.x[image], images.y[image]);
+
+function placeOf(x, y) {
   const side = Math.min(...map.size) - 2 * EDGE;
   const [spanX, spanY] = [map.size[0] - side, map.size[1] - side].map((rest) => rest / 2);
   return [
-    (images.x[image] * side + spanX) * map.scale + map.left,
-    ((1 - images.y[image]) * side + spanY) * map.scale + map.top,
+    (x * side + spanX) * map.scale + map.left,
+    ((1 - y) * side + spanY) * map.scale + map.top,
   ];
 }
 
@@ -52,6 +55,7 @@ function drawMap() {
   const context = $("map").getContext("2d");
   context.setTransform(devicePixelRatio, 0, 0, devicePixelRatio, 0, 0);
   context.clearRect(0, 0, ...map.size);
+  drawBackground(context);
   const pale = (cluster, image) =>
     (map.cluster && map.cluster !== cluster) || (matchingImages && !matchingImages[image]);
   for (const dim of [true, false]) {
@@ -66,6 +70,16 @@ function drawMap() {
     }
   }
   if (map.selected !== null) ringAround($("ring"), map.selected);
+}
+
+function drawBackground(context) {
+  context.globalAlpha = 0.3;
+  context.fillStyle = getComputedStyle($("map-kind")).color;
+  const [xs, ys] = data.background;
+  xs.forEach((value, at) => {
+    const [x, y] = placeOf(value, ys[at]);
+    context.fillRect(x - 1.5, y - 1.5, 3, 3);
+  });
 }
 
 // Each mark is drawn once; a thousand copies of a picture are cheap.
