@@ -14,7 +14,7 @@ import pytest
 from ncd_training.charts import chart
 from ncd_training.config import TrainConfig
 from ncd_training.manifest import Manifest
-from ncd_training.report_page import balance, changed_settings, command_line, render_report, times
+from ncd_training.report_page import balance, changed_settings, command_line, render_report, scores_by_split, times
 from ncd_training.run_dir import RunDir
 from ncd_training.setup import Setup
 from rich.console import Console
@@ -194,6 +194,21 @@ def test_before_the_first_epoch(setup: Setup, tmp_path: Path) -> None:
 def test_figures_that_are_no_numbers(setup: Setup, run: RunDir) -> None:
     run.write_metrics([{"epoch": 1, "cross_entropy": math.nan}, {"epoch": 2, "cross_entropy": math.inf}])
     assert "cross entropy inf" in page(setup, run, epoch=2).text
+
+
+def test_very_many_files_that_were_left_out(setup: Setup, run: RunDir) -> None:
+    (run.path / "skipped.txt").write_text("".join(f"skipped {number}.png: empty\n" for number in range(1002)))
+    found = page(setup, run).text
+    assert "1,002 image files were left out" in found and "999.png: empty ... and 2 more in skipped.txt" in found
+
+
+def test_scores_of_a_split_are_together() -> None:
+    names = ["unlabelled-train", "unlabelled-train, novel images, one matching", "known-test", "known-test, joint head"]
+    found = scores_by_split({"baselines": {"k-means": SCORES}, "scores": dict.fromkeys(names, SCORES)})
+    assert {split: [row.what for row in rows] for split, rows in found.items()} == {
+        "unlabelled-train": ["k-means", "cluster head", "novel images, one matching"],
+        "known-test": ["known head", "joint head"],
+    }
 
 
 def test_settings_that_differ() -> None:

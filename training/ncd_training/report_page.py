@@ -53,8 +53,10 @@ _MEANINGS = {
     "all-test": "held out: both of these together",
 }
 _SAID = {"dataset", "root", "labelled", "unlabelled", "manifest", "novel_classes", "weights"}  # in the plan's words
+_SNAPSHOT = re.compile(r"tsne-(?:init|epoch-(\d+))\.png")
 _LOG_LINE = re.compile(r"^(\d{4}-\d\d-\d\d \d\d:\d\d:\d\d)  (?:epoch (\d+)/)?", re.MULTILINE)
 _FILES = ("config.toml", "summary.json", "metrics.jsonl", "environment.json", "log.txt", "skipped.txt", "estimate.json")
+_MOST_LINES = 1000  # of image files that were left out: a page has to stay one that can be opened
 
 
 class Tile(NamedTuple):
@@ -120,14 +122,11 @@ def render_report(setup: Setup, run: RunDir, *, epoch: int, scored: bool) -> str
         settings=changed_settings(setup.config),
         scores=scores_by_split(summary),
         baselines=summary["baselines"],
-        meanings=_MEANINGS,
         charts=charts(rows, summary["baselines"]),
         pairs=summary.get("pseudo_labels", {}),
-        pair_columns=PAIR_COLUMNS,
         sizes=sorted(enumerate(sizes), key=lambda item: -item[1]),
         balance=balance(sizes) if sizes else None,
         classes={split: worst_first(score) for split, score in summary["scores"].items() if "classes" in score},
-        worst=WORST,
         pictures=pictures(run.plots),
         skipped=[line for line in findings if line.startswith("skipped ")],
         kept=[line for line in findings if not line.startswith("skipped ")],
@@ -136,7 +135,6 @@ def render_report(setup: Setup, run: RunDir, *, epoch: int, scored: bool) -> str
         times=times("\n".join(_lines(run.log))),
         written=f"{datetime.now():%Y-%m-%d %H:%M:%S}",
         files=[name for name in _FILES if (run.path / name).exists()],
-        quote=shlex.quote,
     )
 
 
@@ -204,7 +202,8 @@ def charts(rows: Rows, baselines: Mapping[str, Mapping[str, float]]) -> Charts:
 
 def pictures(folder: Path) -> list[Picture]:
     """t-SNE of the embeddings, the earliest first."""
-    found = {int(file.stem.rpartition("-")[2].replace("init", "0")): file for file in folder.glob("tsne-*.png")}
+    names = {file.name: _SNAPSHOT.fullmatch(file.name) for file in folder.glob("tsne-*")}
+    found = {int(match[1] or 0): folder / name for name, match in names.items() if match}
     return [
         Picture(
             f"after epoch {epoch}" if epoch else "before discovery",
@@ -253,4 +252,11 @@ def _template() -> Any:
         trim_blocks=True,
         lstrip_blocks=True,
     )
+    environment.globals |= {
+        "meanings": _MEANINGS,
+        "most_lines": _MOST_LINES,
+        "pair_columns": PAIR_COLUMNS,
+        "quote": shlex.quote,
+        "worst": WORST,
+    }
     return environment.get_template("report.html.jinja")
