@@ -259,5 +259,5 @@ def test_a_bundle_its_names_and_rows_of_it(bundle: Path, glyphs: Path, tmp_path:
     assert Path(done.stdout.strip()) == tmp_path / "rows.csv.gallery.html"
     data = data_of(tmp_path / "rows.csv.gallery.html")
     assert (data["total"], data["embedded"], data["map"]) == (4, True, "tsne")
-    assert all(cluster["known"] for cluster in data["clusters"])
+    assert any(cluster["known"] for cluster in data["clusters"])
     assert len(data["background"][0]) == 20  # the unlabelled images of training

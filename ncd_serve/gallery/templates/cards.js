@@ -148,7 +148,8 @@ function cardFacts(cluster) {
 function fitWords(fits) {
   const doubts = data.fits.map((fit, number) => [fit, fits[number]]).filter(([fit, number]) => fit !== "typical" && number);
   if (!doubts.length) return ["all typical"];
-  return doubts.map(([fit, number]) => make("span", { class: `count ${fit}` }, `${number} ${fit}`));
+  return doubts.map(([fit, number]) => make("span", { class: `count ${fit}` },
+    fit === "outlier" ? counted(number, fit) : `${number} ${fit}`));
 }
 
 function cardBody(cluster) {

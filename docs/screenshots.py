@@ -1,0 +1,82 @@
+"""Pictures of gallery and report for these pages, taken by headless Chromium.
+
+    .venv/bin/python docs/screenshots.py [RUN]
+
+RUN is a finished run; without one it is ncd-demo/run, which `make demo` makes.
+"""
+
+from __future__ import annotations
+
+import io
+import subprocess
+import sys
+import time
+from collections.abc import Iterable
+from pathlib import Path
+from tempfile import TemporaryDirectory
+
+from PIL import Image
+from selenium.webdriver import Chrome
+
+ROOT = Path(__file__).resolve().parents[1]
+sys.path.insert(0, str(ROOT))  # for the tests' browser
+
+from tests.browser import open_browser  # noqa: E402
+
+TARGET = ROOT / "docs" / "img"
+COLOURS = 256  # fewer make smaller files, and the pictures are mostly paper and ink
+SETTLED = 1.5  # s until pictures are painted
+NAMES = """
+const [first, second, third] = document.querySelectorAll('.card');
+const truth = first.querySelector('.facts').textContent.match(/purity \\S+ % (\\S+)/)?.[1] ?? '1';
+first.querySelector('.name').focus();
+document.execCommand('insertText', false, `letter ${truth}`);
+third.querySelector('.junk').click();
+scrollTo(0, 0);
+"""
+SELECT = (
+    "document.querySelector('.card .tile').click(); document.querySelector('#detail form button:last-child').click()"
+)
+MATRIX = "const box = document.querySelector('#confusion'); box.open = true; box.scrollIntoView()"
+
+
+def main() -> int:
+    """Build the gallery of the run and take all pictures; the sizes are printed."""
+    run = Path(sys.argv[1]) if len(sys.argv) > 1 else ROOT / "ncd-demo" / "run"
+    TARGET.mkdir(exist_ok=True)
+    with TemporaryDirectory() as folder:
+        gallery = Path(folder) / "gallery.html"
+        command = [sys.executable, "-m", "ncd_serve", "gallery", str(run), "--out", str(gallery), "--title", "Glyphs"]
+        if code := subprocess.run(command, cwd=ROOT, check=False).returncode:
+            return code
+        take(gallery, "gallery", [SELECT])
+        take(gallery, "gallery-naming", [NAMES], dark=True)
+        take(gallery, "gallery-classes", [MATRIX])
+        take(gallery, "gallery-phone", [], size=(390, 844))
+    take(run.resolve() / "report.html", "report", [])
+    take(run.resolve() / "report.html", "report-dark", [], dark=True)
+    return 0
+
+
+def take(
+    page: Path, name: str, steps: Iterable[str], *, size: tuple[int, int] = (1400, 900), dark: bool = False
+) -> None:
+    """One picture of a page, after some steps in it."""
+    with open_browser(width=size[0], height=size[1], dark=dark) as browser:
+        browser.get(page.as_uri())
+        time.sleep(SETTLED)
+        for step in steps:
+            browser.execute_script(step)
+            time.sleep(SETTLED)
+        save(browser, TARGET / f"{name}.png")
+
+
+def save(browser: Chrome, target: Path) -> None:
+    """As a PNG of few colours."""
+    picture = Image.open(io.BytesIO(browser.get_screenshot_as_png())).convert("RGB")
+    picture.quantize(COLOURS, kmeans=3, dither=Image.Dither.NONE).save(target, optimize=True)
+    print(f"{target.relative_to(ROOT)}  {target.stat().st_size / 1000:.0f} kB")
+
+
+if __name__ == "__main__":
+    sys.exit(main())
