@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
     Entries = dict[int, "ClusterEntry"]
 
-State = Literal["unnamed", "named", "merged", "junk", "known"]
+State = Literal["known", "named", "merged", "junk", "unnamed"]
 JUNK = "junk"
 _LONGEST_NAME = 200
 # What would break files that hold one name a line: control characters and line breaks.

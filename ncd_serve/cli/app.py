@@ -1,6 +1,6 @@
 """The `ncd-serve` command: its sub-commands, and how errors become exit codes.
 
-Sub-commands import what they need when they run: `--help`, `query`, `assign`, `serve` and `doctor` never import torch.
+Sub-commands import what they need when they run: `--help`, `query`, `assign`, `serve`, `name`, `doctor` import no torch.
 """
 
 from __future__ import annotations

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from collections import Counter
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, get_args
 
 import typer
 from rich.markup import escape
@@ -34,7 +34,7 @@ def apply(
 ) -> None:
     """Write names and merges into a bundle, and add it to a Triton model repository as a new version."""
     from ncd_serve.bundle import Bundle
-    from ncd_serve.naming import Names, apply_names, cluster_states
+    from ncd_serve.naming import Names, State, apply_names, cluster_states
 
     wanted = Names.read(names)
     folder = bundle or wanted.bundle
@@ -46,9 +46,10 @@ def apply(
     with messages.status("writing the named model"):
         named, version = rename.rename_bundle(opened, naming, repository=repository, name=model_name, keep=keep)
     _note_same_names(naming)
-    states = Counter(cluster.state for cluster in cluster_states(named.manifest))
+    counts = Counter(cluster.state for cluster in cluster_states(named.manifest))
+    parts = [f"{counts[state]} {state}" for state in get_args(State) if counts[state]]
     out.print(
-        f"{len(naming.cluster_names)} clusters: {', '.join(f'{count} {state}' for state, count in states.items())}\n"
+        f"{len(naming.cluster_names)} clusters: {', '.join(parts)}\n"
         f"bundle: [bold]{escape(str(named.folder))}[/bold]\nmodel:  [bold]{escape(str(version))}[/bold]\n"
         f"next: ncd-serve serve --repository {escape(str(repository))}    (a server with --watch loads it by itself)",
         highlight=False,
