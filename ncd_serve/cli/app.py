@@ -1,6 +1,6 @@
 """The `ncd-serve` command: its sub-commands, and how errors become exit codes.
 
-Sub-commands import what they need when they run: `--help`, `query`, `assign`, `serve`, `name`, `doctor` import no torch.
+They import what they need when they run: `--help`, `query`, `assign`, `serve`, `name`, `doctor` never import torch.
 """
 
 from __future__ import annotations
