@@ -93,9 +93,9 @@ def _centrality(shown: Collection, centres: Floats | None) -> Floats:
 
 def _nearest(shown: Collection, number: int, numbers: list[int], centres: Floats | None) -> list[tuple[int, float]]:
     if centres is not None:
-        others = [other for other in numbers if other != number]
-        near = sorted(((float(centres[other] @ centres[number]), other) for other in others), reverse=True)
-        return [(other, cosine) for cosine, other in near[:_NEAREST]]
+        others = np.array([other for other in numbers if other != number], np.int64)
+        cosines = centres[others] @ centres[number]
+        return [(int(others[near]), float(cosines[near])) for near in np.argsort(-cosines, kind="stable")[:_NEAREST]]
     if shown.rivals is None:
         return []
     rivals = shown.rivals[shown.cluster_ids == number]

@@ -50,7 +50,7 @@ def page_data(
         "title": title,
         "kind": shown.kind,
         "source": printable(shown.source),
-        "root": printable(shown.root.absolute()),
+        "root": _root(shown),
         "checkpoint": naming.checkpoint,
         "bundle": printable(naming.bundle) if naming.bundle else None,
         "version": __version__,
@@ -74,6 +74,12 @@ def page_data(
         "failures": [[printable(path), error] for path, error in shown.failures[:_MOST_FAILURES]],
         "failed": len(shown.failures),
     }
+
+
+def _root(shown: Collection) -> str | None:
+    """The folder that all paths are below, for links to the files."""
+    together = all(shown.root / path == file for path, file in zip(shown.paths, shown.files, strict=True))
+    return printable(shown.root.absolute()) if together else None
 
 
 def _cluster_data(cluster: Cluster) -> dict[str, Any]:

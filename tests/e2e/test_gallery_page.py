@@ -26,10 +26,13 @@ HOSTILE_NAME = '"><img src=x onerror=alert(1)>'
 @pytest.fixture(scope="module")
 def page(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A gallery in which cluster 2 has a name already."""
-    folder = make_run(tmp_path_factory.mktemp("gallery"))
-    shown = read_source(folder)
-    named = replace(shown, naming=replace(shown.naming, names={2: "heron"}))
-    return build_gallery(named, folder / "gallery.html", kind=MapKind.PCA).path
+    return make_page(tmp_path_factory.mktemp("gallery"), names={2: "heron"})
+
+
+def make_page(folder: Path, **said: Any) -> Path:
+    shown = read_source(make_run(folder))
+    shown = replace(shown, naming=replace(shown.naming, **said))
+    return build_gallery(shown, folder / "gallery.html", kind=MapKind.PCA).path
 
 
 @pytest.fixture(scope="module")
@@ -193,6 +196,25 @@ def test_changes_wait_in_the_browser_until_they_are_saved(browser: Chrome) -> No
     assert find(browser, "#cluster-1 .name").get_property("value") == "gull"
     assert "set-aside" in str(find(browser, "#cluster-0").get_attribute("class"))
     assert find(browser, "#unsaved").text == "2 unsaved changes"
+
+
+def test_changes_that_were_saved_are_not_counted_again(browser: Chrome, downloads: Path, tmp_path: Path) -> None:
+    find(browser, "#cluster-1 .name").send_keys("gull")
+    find(browser, "#cluster-2 .name").send_keys("s")
+    saved(browser, downloads)
+    browser.refresh()
+    assert find(browser, "#unsaved").text == "" and find(browser, "#summary").text.endswith("2 named")
+    # A page of the same model, after somebody else said something about cluster 2.
+    browser.get(make_page(tmp_path, names={2: "crane"}, merged={0: 1}).as_uri())
+    values = [find(browser, f"#cluster-{number} .name").get_property("value") for number in (1, 2)]
+    assert values == ["gull", "crane"] and words(browser, "#cluster-0 .suggestion") == "merged into gull"
+
+
+def test_known_classes_keep_their_names(one_browser: Chrome, tmp_path: Path) -> None:
+    one_browser.get(make_page(tmp_path, fixed=1, checkpoint="open world").as_uri())
+    assert find(one_browser, "#cluster-0 .name").get_property("readOnly")
+    assert words(one_browser, "#cluster-0 .suggestion") == "a known class"
+    assert not find(one_browser, "#cluster-0 .junk").is_displayed()
 
 
 def test_clusters_of_one_name_are_offered_to_be_merged(browser: Chrome) -> None:

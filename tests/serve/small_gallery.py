@@ -2,12 +2,17 @@
 
 from __future__ import annotations
 
+import shutil
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 from PIL import Image
 
-from ncd_serve.reference import Reference
+from ncd_serve.bundle import HASHED, MANIFEST, BundleManifest
+from ncd_serve.files import sha256
+from ncd_serve.preprocess import PreprocessSpec
+from ncd_serve.reference import REFERENCE, Reference
 
 SCRIPT = "<script>alert(1)</script>.png"  # below a folder, since it has a slash
 CHECKPOINT = "0123456789ab"
@@ -51,3 +56,26 @@ def embeddings(ids: list[int]) -> np.ndarray:
     for row, cluster in enumerate(ids):
         found[row, cluster], found[row, 3] = 1, 0.05 * (row % 5)
     return found
+
+
+def make_bundle(run: Path, folder: Path, **said: Any) -> Path:
+    """A bundle of the run whose model cannot be run, but whose names can be read."""
+    folder.mkdir()
+    for name in HASHED:
+        (folder / name).write_text(name)
+    shutil.copyfile(run / REFERENCE, folder / REFERENCE)
+    manifest = BundleManifest(
+        bundle_id="0",
+        checkpoint=CHECKPOINT,
+        created="now",
+        dataset="birds",
+        method="dual",
+        preprocess=PreprocessSpec(resolution=32, resize=32),
+        known_classes=KNOWN,
+        training={},
+        versions={},
+        sha256={name: sha256(folder / name) for name in (*HASHED, REFERENCE)},
+        **said,
+    )
+    (folder / MANIFEST).write_text(manifest.model_dump_json())
+    return folder

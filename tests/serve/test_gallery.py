@@ -5,6 +5,7 @@ import hashlib
 import io
 import json
 import re
+import shutil
 from dataclasses import replace
 from itertools import permutations
 from pathlib import Path
@@ -22,7 +23,8 @@ from ncd_serve.gallery.matching import best_match, contingency
 from ncd_serve.gallery.places import places, principal
 from ncd_serve.prediction import Candidate, Prediction
 from ncd_serve.tables import write_rows
-from tests.serve.small_gallery import HOSTILE_CLASS, SCRIPT, make_run
+from tests.contract.test_no_torch import heavy_imports
+from tests.serve.small_gallery import CHECKPOINT, HOSTILE_CLASS, KNOWN, SCRIPT, make_bundle, make_run
 
 
 @pytest.fixture(scope="module")
@@ -240,6 +242,35 @@ def test_what_is_no_source(run: Path, tmp_path: Path) -> None:
     write_rows([Prediction.failed("a.png", "broken")], tmp_path / "all-failed.csv")
     with pytest.raises(DataError, match="no image with a cluster"):
         read_source(tmp_path / "all-failed.csv")
+
+
+def test_names_of_a_bundle(run: Path, tmp_path: Path) -> None:
+    said = {"cluster_names": ["heron", "heron", "junk", "cluster-3"], "merged": {1: 0}, "junk": [2]}
+    shown = read_source(make_bundle(run, tmp_path / "bundle", **said))
+    naming = shown.naming
+    assert (shown.kind, naming.names, naming.merged, naming.junk) == ("bundle", {0: "heron"}, {1: 0}, [2])
+    assert naming.defaults == [f"cluster-{number}" for number in range(4)]
+    assert (naming.checkpoint, naming.bundle) == (CHECKPOINT, tmp_path / "bundle")
+
+
+def test_names_of_a_bundle_that_tells_known_classes_too(run: Path, tmp_path: Path) -> None:
+    names = [*KNOWN, "cluster-0", "heron"]
+    naming = read_source(make_bundle(run, tmp_path / "bundle", cluster_names=names, open_world=True)).naming
+    assert (naming.fixed, naming.defaults, naming.names) == (2, [*KNOWN, "cluster-0", "cluster-1"], {3: "heron"})
+
+
+def test_names_of_the_bundle_in_a_run(tmp_path: Path) -> None:
+    run = make_run(tmp_path / "run")
+    names = ["cluster-0", "gull", "cluster-2", "cluster-3"]
+    bundle = make_bundle(run, run / "bundle", cluster_names=names)
+    assert read_source(run).naming.names == {1: "gull"}
+    shutil.rmtree(bundle)
+    assert read_source(run).naming.names == {}
+
+
+def test_no_heavy_package_is_needed(run: Path, tmp_path: Path) -> None:
+    assert heavy_imports("gallery", run, "--map", "pca", "--out", tmp_path / "page.html") == ""
+    assert (tmp_path / "page.html").is_file()
 
 
 def test_a_folder_as_output(run: Path, tmp_path: Path, ncd: Any) -> None:

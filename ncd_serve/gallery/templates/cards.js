@@ -52,8 +52,8 @@ function openCard(cluster) {
 }
 
 function closeCard(cluster) {
-  if (!cluster.parts) return;
-  cluster.card.style.minHeight = `${cluster.card.offsetHeight}px`;
+  if (!cluster.parts || cluster.all) return; // a long list would jump when it grows again
+  if (!cluster.card.hidden) cluster.card.style.minHeight = `${cluster.card.offsetHeight}px`;
   cluster.parts = null;
   cluster.card.replaceChildren();
 }
@@ -173,6 +173,7 @@ function fillBody(cluster) {
       tileGroup("Least certain", cluster.images.slice(central, central + doubtful), "doubtful")];
   parts.body.replaceChildren(...groups.filter(Boolean));
   parts.all.textContent = cluster.all ? "Show fewer" : `Show all ${matching.length.toLocaleString("en")}`;
+  parts.all.hidden = !cluster.all && matching.length <= (list ? FEW : central + doubtful);
   parts.all.setAttribute("aria-expanded", Boolean(cluster.all));
 }
 

@@ -29,7 +29,7 @@ function showDetail(image) {
       make("p", { class: "path" }, images.path[image]),
       make("dl", {}, ...facts.flatMap(([label, value]) => [make("dt", { class: "muted" }, label), make("dd", {}, value)])),
       make("p", { class: "muted" }, missing.has(image) ? "The file could not be read when this page was made." :
-        make("a", { href: fileAddress(image), target: "_blank", rel: "noreferrer" }, "Open the file")),
+        data.root && make("a", { href: fileAddress(image), target: "_blank", rel: "noreferrer" }, "Open the file")),
       make("form", { method: "dialog", class: "steps" }, step(-1), step(1), make("button", {}, "Close"))));
   select(image);
 }

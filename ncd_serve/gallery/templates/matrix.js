@@ -8,11 +8,10 @@ function makeMatrix() {
   $("confusion").hidden = false;
   $("confusion-summary").textContent = `${percent(confusion.accuracy)} of the images are in the cluster that matches their class`;
   for (const [row, column, count] of confusion.cells) matrix.counts.set(row * confusion.classes.length + column, count);
-  fillMatched();
   $("confusion").addEventListener("toggle", drawMatrix);
   $("matrix").addEventListener("pointermove", (event) => readCell(event));
   $("matrix").addEventListener("click", (event) => openCell(event));
-  namingListeners.push(() => { fillMatched(); drawMatrix(); });
+  namingListeners.push(drawMatrix);
 }
 
 const matchedCount = (row, column) => matrix.counts.get(row * data.confusion.classes.length + column) ?? 0;
@@ -20,6 +19,7 @@ const matchedCount = (row, column) => matrix.counts.get(row * data.confusion.cla
 function drawMatrix() {
   const { confusion } = data;
   if (!$("confusion").open) return;
+  fillMatched();
   const [rows, columns] = [confusion.clusters.length, confusion.classes.length];
   const canvas = $("matrix");
   const context = canvas.getContext("2d");

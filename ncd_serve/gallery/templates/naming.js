@@ -48,8 +48,8 @@ function undo() {
 }
 
 function namingChanged() {
-  const edits = [...said.keys()].filter((id) => entryText(said[id]) !== entryText(begun[id]));
-  remember(storageKey, Object.fromEntries(edits.map((id) => [id, said[id]])));
+  const edits = touchedIds().map((id) => [id, { ...said[id], was: entryText(begun[id]), written: written.get(id) }]);
+  remember(storageKey, Object.fromEntries(edits));
   for (const listener of namingListeners) listener();
 }
 
@@ -69,6 +69,7 @@ function namesFile() {
 }
 
 function saveNames() {
+  if (!touchedIds().length) return;
   const file = namesFile();
   const blob = new Blob([`${JSON.stringify(file, null, 2)}\n`], { type: "application/json" });
   const link = make("a", { href: URL.createObjectURL(blob), download: "names.json" });
@@ -78,10 +79,12 @@ function saveNames() {
   namingChanged();
 }
 
+// Changes of an earlier visit; those of clusters about which the bundle says something else by now are out of date.
 function recallNames() {
-  for (const [id, words] of Object.entries(recall(storageKey) ?? {})) {
-    const target = byId.has(words?.merge) ? words.merge : null;
-    if (said[id]) said[id] = { name: String(words.name ?? ""), merge: target, junk: words.junk === true };
+  for (const [id, { name, merge, junk, was, written: entry }] of Object.entries(recall(storageKey) ?? {})) {
+    if (!said[id] || was !== entryText(begun[id])) continue;
+    said[id] = { name: String(name ?? ""), merge: byId.has(merge) ? merge : null, junk: junk === true };
+    if (entry) written.set(Number(id), entry);
   }
 }
 
