@@ -45,7 +45,8 @@ def estimate_k(
         Estimator | None, typer.Option(help="balanced (the default), or as published: dtc, gcd.")
     ] = None,
     most: Annotated[
-        int | None, typer.Option(min=2, help="Try up to so many; default 100, or half as many as there are images.")
+        int | None,
+        typer.Option(min=2, help="dtc, gcd: try up to so many; default 100, or half as many as there are images."),
     ] = None,
     weights: Weights = None,
     cache_views: CacheViews = None,
@@ -89,7 +90,7 @@ def estimate_k(
         return
     out.print(_table(found))
     out.print(
-        f"[bold]{found.line}[/bold]\ncurve: {run.plots / 'estimate.png'}, {run.estimate}\n"
+        f"[bold]{found.line}[/bold]\nif they have about as many images as the known ones: smaller ones are missed\ncurve: {run.plots / 'estimate.png'}, {run.estimate}\n"
         f"next: ncd-serve train ... --novel-classes {found.classes}",
         highlight=False,
         soft_wrap=True,
@@ -97,8 +98,13 @@ def estimate_k(
 
 
 def _table(found: Any) -> Table:
-    """The numbers that were tried, and what spoke for each."""
-    table = Table("novel classes", found.score_name)
+    """What every draw of held-back classes said, or the numbers that were tried and what spoke for each."""
+    if found.cuts:
+        table = Table("held-back classes", "novel classes")
+        for cut in found.cuts:
+            table.add_row(str(cut.probes), str(cut.classes))
+        return table
+    table = Table("novel classes", "ACC of known classes")
     if found.by_silhouette is not None:
         table.add_column("silhouette")
     for trial in found.trials:

@@ -12,9 +12,9 @@ import numpy as np
 import pytest
 import torch
 import torch.nn.functional as F
-from ncd_training import probing, progress, setup
+from ncd_training import class_number, probing, progress, setup
 from ncd_training import train as training
-from ncd_training.class_number import Estimate, Trial, balanced_estimate, dtc_estimate, gcd_estimate, pair_score
+from ncd_training.class_number import Cut, Estimate, Trial, balanced_estimate, dtc_estimate, equal_cut, gcd_estimate
 from ncd_training.config import EstimateConfig, TrainConfig
 from ncd_training.plots import draw_estimate
 from ncd_training.resolve import parse_override, resolve_config
@@ -25,7 +25,7 @@ from rich.console import Console
 from ncd_serve.errors import DataError, UsageError
 
 QUIET = Console(quiet=True)
-ESTIMATORS = {"balanced": balanced_estimate, "dtc": dtc_estimate, "gcd": gcd_estimate}
+ESTIMATORS = {"dtc": dtc_estimate, "gcd": gcd_estimate}
 
 
 def blobs(known: int, novel: int, per_class: int = 12, dim: int = 32) -> tuple[torch.Tensor, np.ndarray, torch.Tensor]:
@@ -42,23 +42,23 @@ def estimate(name: str, problem: tuple[Any, Any, Any], *, most: int = 30, **sett
     return ESTIMATORS[name](*problem, EstimateConfig(**settings), most=most, seed=0, track=progress.silent)
 
 
-@pytest.mark.parametrize(("name", "off"), [("balanced", 0), ("dtc", 1), ("gcd", 1)])
+@pytest.mark.parametrize("name", ["dtc", "gcd"])
 @pytest.mark.parametrize("novel", [9, 3])
-def test_separable_classes_are_counted(name: str, off: int, novel: int) -> None:
-    # The largest of equal numbers counts, and one cluster too many may split a class that nobody looks at.
+def test_separable_classes_are_counted(name: str, novel: int) -> None:
     found = estimate(name, blobs(10, novel), most=14, anchor_share=0.2, starts=2)
-    assert abs(found.classes - novel) <= off
+    # The largest of equal numbers counts, and one cluster too many may split a class that nobody looks at.
+    assert abs(found.classes - novel) <= 1
     assert [trial.classes for trial in found.trials] == sorted({trial.classes for trial in found.trials})
     best = next(trial for trial in found.trials if trial.classes == novel)
     assert best.accuracy == pytest.approx(1.0)
 
 
 def test_a_long_range_is_searched_coarse_to_fine() -> None:
-    found = estimate("balanced", blobs(6, 9), most=100, starts=2)
+    found = estimate("dtc", blobs(6, 9), most=100, starts=2)
     tried = {trial.classes for trial in found.trials}
-    assert found.classes == 9
+    assert found.by_silhouette == 9
     assert tried >= {*range(0, 101, 8), 8, 9, 10}
-    assert len(tried) < 30
+    assert len(tried) < 35
 
 
 def test_dtc_takes_the_middle_of_both_curves_and_drops_small_clusters() -> None:
@@ -71,19 +71,50 @@ def test_dtc_takes_the_middle_of_both_curves_and_drops_small_clusters() -> None:
     assert found.classes >= 4 >= estimate("dtc", problem, most=12, starts=2, small_cluster=0.95).classes
 
 
-def test_pair_score_by_hand() -> None:
+@pytest.mark.parametrize("novel", [9, 3, 30])
+@pytest.mark.parametrize("share", [1.0, 0.5, 0.25])
+def test_a_cut_counts_separable_classes_of_any_size(novel: int, share: float) -> None:
+    probe, labels, unlabelled = blobs(10, novel)
+    few = unlabelled.view(novel, 12, -1)[:, : round(12 * share)].flatten(0, 1)
+    assert equal_cut(probe, labels, few, seed=0).classes == novel
+    # the same, when every other class keeps all its images
+    mixed = torch.cat([few, unlabelled.view(novel, 12, -1)[::2].flatten(0, 1)])
+    assert equal_cut(probe, labels, mixed, seed=0).classes == novel
+
+
+def test_a_cut_by_hand() -> None:
     labels = np.array([0, 0, 1, 1])
-    assert pair_score(np.array([0, 0, 1, 1, 2, 2]), labels) == 1.0
-    # an unlabelled image with class 0: of 4 pairs called alike 2 are, and both pairs that are alike are found
-    assert pair_score(np.array([0, 0, 1, 1, 0, 2]), labels) == pytest.approx(2 * 2 / (4 + 2))
-    # class 1 is split: 1 pair called alike, 1 of 2 found
-    assert pair_score(np.array([0, 0, 1, 2, 3, 3]), labels) == pytest.approx(2 * 1 / (1 + 2))
+    probe = torch.tensor([[0.0], [1.0], [10.0], [11.0]])
+    # Ward's joins of two rows cost their distance: 1 and 1; of the two pairs sqrt(2 * 2 * 2 / 4) * 10 = 14.14.
+    # Two clusters are left by a cut at sqrt(14.14 * 1) = 3.76, three by one at sqrt(1 * 1).
+    unlabelled = torch.tensor([[0.0], [3.0], [20.0], [24.0], [60.0]])
+    # Joins: 3, 4, of the pairs sqrt(2) * 20.5 = 28.99, and of all with the last sqrt(2 * 4 / 5) * 48.25.
+    cut = equal_cut(probe, labels, unlabelled, seed=0)
+    assert cut == Cut(2, [4, 5])
+    assert cut.classes == 4
+    estimate = balanced_estimate([cut, Cut(2, [5, 7]), Cut(2, [9, 9])])
+    assert estimate.classes == 5
+    assert estimate.facts()["cuts"][0] == {"probes": 2, "curve": [4, 5], "classes": 4}
 
 
-@pytest.mark.parametrize("silhouette", [None, 4])
-def test_the_curve_is_drawn(silhouette: int | None, tmp_path: Path) -> None:
-    trials = [Trial(0, 0.2, 0.1), Trial(4, 0.5, 0.3), Trial(8, 0.4, 0.2)]
-    draw_estimate(Estimate("dtc", 4, trials, 4, silhouette), tmp_path / "estimate.png")
+def test_large_piles_are_thinned_alike(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(class_number, "_MOST_IN_TREE", 60)
+    assert equal_cut(*blobs(10, 9), seed=0).classes == 9
+    # so few are kept that a probe class would have none
+    monkeypatch.setattr(class_number, "_MOST_IN_TREE", 10)
+    assert equal_cut(*blobs(10, 9), seed=0).probes == 10
+
+
+FOUND = {
+    "balanced": Estimate("balanced", 4, cuts=[Cut(3, [2, 4, 5, 7, 9]), Cut(3, [3, 4, 4, 6, 8])]),
+    "dtc": Estimate("dtc", 4, [Trial(0, 0.2, 0.1), Trial(4, 0.5, 0.3), Trial(8, 0.4, 0.2)], 4, 4),
+    "gcd": Estimate("gcd", 4, [Trial(0, 0.2), Trial(4, 0.5), Trial(8, 0.4)], 4),
+}
+
+
+@pytest.mark.parametrize("name", FOUND)
+def test_the_curve_is_drawn(name: str, tmp_path: Path) -> None:
+    draw_estimate(FOUND[name], tmp_path / "estimate.png")
     with Image.open(tmp_path / "estimate.png") as picture:
         assert min(picture.size) > 300
 
@@ -91,7 +122,7 @@ def test_the_curve_is_drawn(silhouette: int | None, tmp_path: Path) -> None:
 @pytest.fixture
 def config(glyphs: Path, tiny_settings: list[str]) -> TrainConfig:
     settings = dict(parse_override(text) for text in tiny_settings[1::2])
-    more = {"data.root": str(glyphs), "data.novel_classes": "auto", "estimate.most": 8, "estimate.starts": 2}
+    more = {"data.root": str(glyphs), "data.novel_classes": "auto", "estimate.draws": 3}
     return resolve_config(recipes=["glyphs"], overrides={**settings, **more})
 
 
@@ -111,8 +142,7 @@ def test_auto_trains_with_the_estimate_and_a_resume_does_not_ask_again(
     config: TrainConfig, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     # an over-estimate: more clusters than the five classes
-    found = Estimate("balanced", 9, [Trial(9, 1.0)], 9)
-    monkeypatch.setattr(probing, "_ESTIMATORS", {"balanced": lambda *a, **k: found})
+    monkeypatch.setattr(probing, "_by_cuts", lambda *_: Estimate("balanced", 9, cuts=[Cut(2, [9])]))
     prepared = setup.prepare(config, QUIET)
     run = RunDir.create(tmp_path / "run", prepared.config)
     assert run.config().data.novel_classes == "auto"

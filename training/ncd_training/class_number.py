@@ -1,31 +1,31 @@
 """How many novel classes are there? Estimators on features; the true classes of unlabelled images play no part.
 
-All ask with how many clusters classes are found again whose images are known: probe classes, held back from training.
+All ask how classes are found again whose images are known: probe classes, held back from training.
 
+balanced   not in a paper: Ward's tree of the probes is cut where it has as many clusters as they have classes, and a
+           tree of the unlabelled images at the same height; the median over several draws of probes
 dtc        Han et al. 2019: some probes are anchors that k-means is told, the others must be found; with the silhouette
 gcd        Vaze et al. 2022: all known classes must be found in a clustering of everything
-balanced   not in a paper, for weaker features: clusters of equal weight, and an unlabelled image in a probe's cluster
-           counts as wrong. DTC's accuracy does not see it, and is best with far too few clusters on such features.
 
-All take classes to be about equally large, and the weaker the features, the more the answer rests on that.
+All take classes to be about equally large, and the weaker the features, the more the answer rests on that: what joining
+two clusters costs in Ward's tree grows with their images. Where classes lie well apart, their sizes do not matter.
 """
 
 from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 import torch
-import torch.nn.functional as F
 from numpy.typing import NDArray
+from scipy.cluster.hierarchy import linkage
 from scipy.optimize import minimize_scalar
 from sklearn.metrics import silhouette_score
 from torch import Tensor
 
-from ncd_training.clustering import refined_assignment
 from ncd_training.constrained_kmeans import FREE, constrained_kmeans
 from ncd_training.evaluate import Ids, cluster_accuracy
 
@@ -34,7 +34,7 @@ if TYPE_CHECKING:
     from ncd_training.progress import Track
 
 _COARSE = 12  # steps that the range is first searched in
-_TEMPERATURE = 0.1  # of balanced assignments
+_MOST_IN_TREE = 5000  # images; a tree of them measures 12.5 million distances
 _WHAT = "trying numbers of classes"
 
 
@@ -49,69 +49,68 @@ class Trial(NamedTuple):
 Trials = dict[int, Trial]
 
 
+class Cut(NamedTuple):
+    """One draw of probe classes, and the unlabelled images' clusters when both trees are cut at the same heights."""
+
+    probes: int
+    curve: list[int]  # clusters of unlabelled images where the probes have 2, 3, 4 ... clusters
+
+    @property
+    def classes(self) -> int:
+        """The number of novel classes: at the height where the probes have as many clusters as classes."""
+        return self.curve[self.probes - 2]
+
+
 @dataclass(frozen=True)
 class Estimate:
-    """The answer, and what was looked at on the way."""
+    """The answer, and what was looked at on the way: trials, or for `balanced` cuts."""
 
     estimator: str
     classes: int
-    trials: list[Trial]  # fewest classes first
-    by_accuracy: int  # the number of classes that the accuracy alone would choose
+    trials: list[Trial] = field(default_factory=list)  # fewest classes first
+    by_accuracy: int | None = None  # the number of classes that the accuracy alone would choose
     by_silhouette: int | None = None
+    cuts: list[Cut] = field(default_factory=list)
 
     @property
     def line(self) -> str:
         """For people."""
         return f"about {self.classes} novel classes"
 
-    @property
-    def score_name(self) -> str:
-        """What `accuracy` is."""
-        return "F1 of probe pairs" if self.estimator == "balanced" else "ACC of known classes"
-
     def facts(self) -> dict[str, Any]:
         """For a JSON file."""
+        facts: dict[str, Any] = {"estimator": self.estimator, "classes": self.classes}
+        if self.cuts:
+            return {**facts, "cuts": [{**cut._asdict(), "classes": cut.classes} for cut in self.cuts]}
         trials = [trial._asdict() for trial in self.trials]
         if self.by_silhouette is None:
             trials = [{"classes": trial.classes, "accuracy": trial.accuracy} for trial in self.trials]
-        return {**vars(self), "trials": trials}
+        return {**facts, "trials": trials, "by_accuracy": self.by_accuracy, "by_silhouette": self.by_silhouette}
 
 
-def balanced_estimate(
-    probe: Tensor, labels: Ids, unlabelled: Tensor, settings: EstimateConfig, *, most: int, seed: int, track: Track
-) -> Estimate:
-    """From unit rows [P, d] of probe classes, numbered from 0, and [M, d] of unlabelled images."""
+def balanced_estimate(cuts: list[Cut]) -> Estimate:
+    """The median over draws of probe classes."""
+    return Estimate("balanced", round(float(np.median([cut.classes for cut in cuts]))), cuts=cuts)
+
+
+def equal_cut(probe: Tensor, labels: Ids, unlabelled: Tensor, *, seed: int) -> Cut:
+    """From rows [P, d] of probe classes, numbered from 0, and [M, d] of unlabelled images."""
     classes = int(labels.max()) + 1
-    directions = torch.cat([probe, unlabelled])
-    free = torch.full((len(directions),), FREE)
-
-    def score(extra: int, start: int) -> float:
-        first = constrained_kmeans(directions, free, classes + extra, starts=1, seed=seed + start).ids
-        shares = refined_assignment(directions, F.one_hot(first, classes + extra).float(), temperature=_TEMPERATURE)
-        return pair_score(shares.argmax(dim=1).numpy(), labels)
-
-    trials: Trials = {}
-    for extra in track(_coarse_to_fine(trials, most, _best_accuracy), _WHAT, _attempts(most)):
-        # One start says little, as the best of them would: their mean changes smoothly with the number of clusters.
-        trials[extra] = Trial(extra, float(np.mean([score(extra, start) for start in range(settings.starts)])))
-    best = _best_accuracy(trials)
-    return Estimate("balanced", best, sorted(trials.values()), best)
+    # Both are thinned alike: a class's images decide how high up in the tree it is.
+    share = min(1.0, _MOST_IN_TREE / max(len(probe), len(unlabelled)))
+    rng = np.random.default_rng(seed)
+    kept = (
+        rng.permutation(len(rows))[: max(2 * classes, math.ceil(share * len(rows)))] for rows in (probe, unlabelled)
+    )
+    mine, theirs = (_heights(rows[keep]) for rows, keep in zip((probe, unlabelled), kept, strict=True))
+    # Two clusters are left by a cut below the dearest join and above the next: half way on the scale of ratios.
+    middles = np.sqrt(mine[:-1] * mine[1:])[: 2 * classes - 1]
+    return Cut(classes, [1 + int((theirs > middle).sum()) for middle in middles])
 
 
-def pair_score(ids: Ids, labels: Ids) -> float:
-    """How well a clustering finds labelled classes among images that belong to none of them: 1 if perfectly.
-
-    F1 of the pairs that hold at least one of the labelled images, which come first in `ids`.
-    """
-    counts = np.zeros((labels.max() + 1, ids.max() + 1))
-    np.add.at(counts, (labels, ids[: len(labels)]), 1)
-    together, sizes, mine = _pairs(counts), np.bincount(ids), counts.sum(axis=0)
-    called_alike = _pairs(sizes) - _pairs(sizes - mine)
-    return float(2 * together / (called_alike + _pairs(counts.sum(axis=1))))
-
-
-def _pairs(sizes: NDArray[Any]) -> float:
-    return float((sizes * (sizes - 1)).sum()) / 2
+def _heights(rows: Tensor) -> NDArray[np.float64]:
+    """What the joins of Ward's tree cost, dearest first: n rows have n - 1."""
+    return np.sort(linkage(rows.numpy(), "ward")[:, 2])[::-1]
 
 
 def dtc_estimate(

@@ -169,8 +169,10 @@ class EstimateConfig(Section):
     """How the number of novel classes is estimated (`ncd-serve estimate-k`); see class_number.py."""
 
     estimator: Literal["balanced", "dtc", "gcd"] = "balanced"
+    draws: int = Field(9, ge=1)  # of balanced: halves of the known classes that are held back, one after the other
+    # What follows is for the published estimators.
     most: int | None = Field(None, ge=2)  # numbers up to this are tried; None: 100, or half as many as there are images
-    probe_share: float = Field(0.25, gt=0, lt=1)  # of the known classes, held back from training; not gcd
+    probe_share: float = Field(0.25, gt=0, lt=1)  # of the known classes, held back from training by dtc
     anchor_share: float = Field(0.6, gt=0, lt=1)  # of the probe classes, told to dtc
     small_cluster: float = Field(0.01, ge=0, lt=1)  # tau of dtc: share of the largest that a cluster must exceed
     silhouette_images: int = Field(2000, ge=3)

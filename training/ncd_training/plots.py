@@ -13,6 +13,7 @@ import matplotlib
 matplotlib.use("Agg")
 import matplotlib.pyplot as plt
 import numpy as np
+from matplotlib.axes import Axes
 from matplotlib.ticker import MaxNLocator
 from numpy.typing import NDArray
 from sklearn.decomposition import PCA
@@ -114,19 +115,38 @@ def draw_tsne(points: Points, *, title: str, seed: int, target: Path) -> None:
 
 
 def draw_estimate(found: Estimate, target: Path) -> None:
-    """How well known classes were found with each number of novel classes, and the number that was chosen."""
+    """What the number of novel classes was read from."""
     figure, axes = plt.subplots(figsize=(7, 4.2), layout="constrained")
-    classes = [trial.classes for trial in found.trials]
-    axes.plot(classes, [trial.accuracy for trial in found.trials], ".-", label=found.score_name)
-    if found.by_silhouette is not None:
-        axes.plot(classes, [trial.silhouette for trial in found.trials], ".-", label="silhouette")
-    axes.axvline(found.classes, color="0.5", linestyle="--", label=found.line)
-    axes.set(title=f"number of novel classes, estimator {found.estimator}", xlabel="novel classes")
-    axes.xaxis.set_major_locator(MaxNLocator(integer=True))
+    (_draw_cuts if found.cuts else _draw_trials)(found, axes)
+    axes.set_title(f"number of novel classes, estimator {found.estimator}")
     axes.grid(alpha=0.3)
     axes.spines[["top", "right"]].set_visible(False)
     axes.legend(fontsize="small", frameon=False)
     _save(figure, target)
+
+
+def _draw_cuts(found: Estimate, axes: Axes) -> None:
+    """A line for each draw of probes: clusters of both kinds of images while the cut sinks."""
+    for number, cut in enumerate(found.cuts):
+        ratios = np.arange(2, 2 + len(cut.curve)) / cut.probes
+        label = f"one of {len(found.cuts)} draws of held-back classes" if number == 0 else None
+        axes.plot(ratios, cut.curve, color="C0", alpha=0.5, linewidth=1, label=label)
+    axes.axvline(1, color="0.5", linestyle=":", label="as many clusters as held-back classes")
+    axes.axhline(found.classes, color="0.5", linestyle="--", label=found.line)
+    axes.set(xlabel="clusters of each held-back class", ylabel="clusters of the unlabelled images", xlim=(0, 2))
+    axes.set_ylim(bottom=0)
+    axes.yaxis.set_major_locator(MaxNLocator(integer=True))
+
+
+def _draw_trials(found: Estimate, axes: Axes) -> None:
+    """How well known classes were found with each number of novel classes."""
+    classes = [trial.classes for trial in found.trials]
+    axes.plot(classes, [trial.accuracy for trial in found.trials], ".-", label="ACC of known classes")
+    if found.by_silhouette is not None:
+        axes.plot(classes, [trial.silhouette for trial in found.trials], ".-", label="silhouette")
+    axes.axvline(found.classes, color="0.5", linestyle="--", label=found.line)
+    axes.set_xlabel("novel classes")
+    axes.xaxis.set_major_locator(MaxNLocator(integer=True))
 
 
 def draw_bars(columns: Mapping[str, Sequence[Bar]], *, title: str, target: Path) -> None:
