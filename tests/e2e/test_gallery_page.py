@@ -15,7 +15,10 @@ from selenium.webdriver.common.by import By
 from selenium.webdriver.remote.webelement import WebElement
 from selenium.webdriver.support.wait import WebDriverWait
 
+from ncd_serve.fit import Fit
 from ncd_serve.gallery import MapKind, build_gallery, read_source
+from ncd_serve.prediction import Prediction
+from ncd_serve.tables import write_rows
 from ncd_serve.triton import TritonServer
 from tests.browser import console_errors, open_browser, remote_requests
 from tests.serve.small_gallery import CHECKPOINT, HOSTILE_CLASS, SCRIPT, make_run
@@ -208,6 +211,29 @@ def test_changes_that_were_saved_are_not_counted_again(browser: Chrome, download
     browser.get(make_page(tmp_path, names={2: "crane"}, merged={0: 1}).as_uri())
     values = [find(browser, f"#cluster-{number} .name").get_property("value") for number in (1, 2)]
     assert values == ["gull", "crane"] and words(browser, "#cluster-0 .suggestion") == "merged into gull"
+
+
+def test_a_new_batch_shows_first_what_fits_nowhere(one_browser: Chrome, tmp_path: Path) -> None:
+    pictures = make_run(tmp_path) / "images" / "green"
+    fits: list[Fit] = ["typical", "outlier", "unusual", "outlier"]
+    rows = [
+        Prediction(str(pictures / f"green-{number:02d}.png"), "ok", 1, "gull", 0.9 - number / 10, 0.1, fit)
+        for number, fit in enumerate(fits)
+    ]
+    write_rows([*rows, Prediction.failed("<b>broken", "not an image")], tmp_path / "rows.csv")
+    page = build_gallery(read_source(tmp_path / "rows.csv"), tmp_path / "rows.html").path
+    one_browser.get(page.as_uri())
+    assert find(one_browser, "#outliers h2").text == "Fits nowhere: 2 images"
+    tiles = one_browser.find_elements(By.CSS_SELECTOR, "#outliers .tile.outlier")
+    labels = [str(tile.get_attribute("aria-label")) for tile in tiles]
+    assert [label.split(",")[0] for label in labels] == ["green-03.png", "green-01.png"]
+    assert words(one_browser, "#cluster-1 .facts") == "4 images 100 % confidence 0.75 fit 1 unusual, 2 outliers"
+    assert "Most confident" in find(one_browser, "#cluster-1").text and not find(one_browser, "#map").is_displayed()
+    find(one_browser, "#failures summary").click()
+    assert find(one_browser, "#failures table").text == "<b>broken not an image"
+    find(one_browser, "#fit option[value=outlier]").click()
+    assert find(one_browser, "#matches").text == "2 images in 1 cluster"
+    assert console_errors(one_browser) == []
 
 
 def test_known_classes_keep_their_names(one_browser: Chrome, tmp_path: Path) -> None:

@@ -148,8 +148,8 @@ function cardFacts(cluster) {
 function fitWords(fits) {
   const doubts = data.fits.map((fit, number) => [fit, fits[number]]).filter(([fit, number]) => fit !== "typical" && number);
   if (!doubts.length) return ["all typical"];
-  return doubts.map(([fit, number]) => make("span", { class: `count ${fit}` },
-    fit === "outlier" ? counted(number, fit) : `${number} ${fit}`));
+  return doubts.flatMap(([fit, number], at) => [at ? ", " : "", make("span", { class: `count ${fit}` },
+    fit === "outlier" ? counted(number, fit) : `${number} ${fit}`)]);
 }
 
 function cardBody(cluster) {
@@ -174,6 +174,7 @@ function fillBody(cluster) {
   parts.body.replaceChildren(...groups.filter(Boolean));
   parts.all.textContent = cluster.all ? "Show fewer" : `Show all ${matching.length.toLocaleString("en")}`;
   parts.all.hidden = !cluster.all && matching.length <= (list ? FEW : central + doubtful);
+  cluster.card.classList.toggle("open", Boolean(cluster.all));
   parts.all.setAttribute("aria-expanded", Boolean(cluster.all));
 }
 
