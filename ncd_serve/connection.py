@@ -39,6 +39,8 @@ _GRPC_OPTIONS = [
     ("grpc.initial_reconnect_backoff_ms", 100),
     ("grpc.min_reconnect_backoff_ms", 1000),
     ("grpc.max_reconnect_backoff_ms", 1000),
+    # A name with several addresses is several servers: without this the first would get all the work.
+    ("grpc.lb_policy_name", "round_robin"),
 ]
 
 

@@ -17,6 +17,7 @@ from ncd_serve.cli import (
     compare,
     config,
     demo,
+    deploy,
     drift,
     estimate_k,
     export,
@@ -58,6 +59,7 @@ app.command()(predict.assign)
 app.command()(gallery.gallery)
 app.add_typer(name.app, name="name")
 app.command()(drift.drift)
+app.add_typer(deploy.app, name="deploy")
 app.command()(inspect.doctor)
 app.command()(demo.demo)
 

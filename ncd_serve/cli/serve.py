@@ -41,7 +41,7 @@ def serve(
     """Start a Triton server on a model repository; Ctrl-C stops it."""
     from ncd_serve.cli.background import detach
     from ncd_serve.triton import TritonServer
-    from ncd_serve.triton.process import usual_or_free
+    from ncd_serve.triton.process import USUAL_PORTS, usual_or_free
     from ncd_serve.triton.registry import default_log
 
     background = None
@@ -49,7 +49,8 @@ def serve(
         log = (log or default_log()).absolute()
         background = detach(log)
     try:
-        ports = [usual_or_free(host, *pair) for pair in ((http_port, 8000), (grpc_port, 8001), (metrics_port, 8002))]
+        wanted = zip((http_port, grpc_port, metrics_port), USUAL_PORTS, strict=True)
+        ports = [usual_or_free(host, *pair) for pair in wanted]
         server = TritonServer(
             repository,
             host=host,

@@ -1,10 +1,14 @@
-"""Questions to a running Triton over HTTP: does every model answer, has one lost a process, how busy is it."""
+"""Questions to a running Triton over HTTP: does every model answer, has one lost a process, how busy is it.
+
+The images that `ncd-serve deploy` describes carry this file for their probes: `probe.py ready` and `probe.py live`.
+"""
 
 from __future__ import annotations
 
 import json
 import math
 import re
+import sys
 from http.client import HTTPConnection, HTTPException
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -49,6 +53,10 @@ class Probe:
 
     def __init__(self, address: str, *, headers: Mapping[str, str] | None = None) -> None:
         self._address, self._headers = address, dict(headers or {})
+
+    def is_alive(self) -> bool:
+        """Whether the server runs, be it ready or not."""
+        return self._ask("GET", "/v2/health/live")[0] == 200
 
     def is_ready(self) -> bool:
         """What the server itself says. It says so, too, when the process of a model has died."""
@@ -177,3 +185,15 @@ def _read(path: Path) -> str:
         return path.read_text()
     except OSError:
         return ""
+
+
+def trouble(question: str, address: str = "127.0.0.1:8000", pid: str = "1") -> str | None:
+    """What keeps the server of a container from being `ready` or `live`, or None."""
+    probe = Probe(address)
+    if question == "ready":
+        return probe.unanswered() if probe.is_ready() else "Triton is not ready"
+    return probe.lost_process(int(pid)) if probe.is_alive() else "Triton does not answer"
+
+
+if __name__ == "__main__":
+    sys.exit(trouble(*sys.argv[1:]))

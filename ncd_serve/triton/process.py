@@ -32,6 +32,9 @@ class Ports(NamedTuple):
     metrics: int
 
 
+USUAL_PORTS = Ports(http=8000, grpc=8001, metrics=8002)
+
+
 def plain_temporary_directory() -> tempfile.TemporaryDirectory[str]:
     """A directory whose path needs no quotes: Triton passes it to its stub through a shell, without any."""
     usual = tempfile.gettempdir()

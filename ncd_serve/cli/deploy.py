@@ -1,0 +1,73 @@
+"""`deploy render`."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from ncd_serve.cli.console import messages, out
+from ncd_serve.cli.options import ModelName
+from ncd_serve.deploy import Target
+
+if TYPE_CHECKING:
+    from ncd_serve.deploy.facts import Deployment
+
+app = typer.Typer(help="Bring a bundle to Docker Compose or Kubernetes.", no_args_is_help=True)
+
+
+@app.callback()
+def _group() -> None:
+    """Bring a bundle to Docker Compose or Kubernetes."""
+
+
+@app.command()
+def render(
+    target: Annotated[Target, typer.Argument(help="What runs the servers.")],
+    bundle: Annotated[Path, typer.Option(help="A bundle.")],
+    folder: Annotated[Path, typer.Option("--out", help="The folder to make.")],
+    repository: Annotated[Path, typer.Option(help="Triton model repository that serves it.")] = Path(
+        "model_repository"
+    ),
+    model_name: ModelName = "ncd_global",
+    image: Annotated[str | None, typer.Option(help="The image to build and run; default MODEL:BUNDLE_ID.")] = None,
+    repository_uri: Annotated[
+        str,
+        typer.Option(
+            metavar="s3://|gs://|pvc://",
+            help="Where the servers find the repository; default: in the image (helm, kserve), mounted (compose).",
+        ),
+    ] = "",
+) -> None:
+    """Write image, manifests, dashboard and alerts for a bundle; a GPU is asked for if it was exported for one."""
+    from ncd_serve.bundle import Bundle
+    from ncd_serve.deploy.facts import describe
+    from ncd_serve.deploy.render import check_untouched
+    from ncd_serve.deploy.render import render as write
+
+    check_untouched(folder)
+    with messages.status("measuring how much memory the model needs"):
+        facts = describe(Bundle.read(bundle), repository, model=model_name, image=image, repository_uri=repository_uri)
+    write(facts, target, folder)
+    device = "1 GPU" if facts.gpu else f"{facts.cpus} CPUs"
+    lines = [
+        f"{facts.model}, bundle {facts.bundle_id}: {device} and {facts.memory_mib} MiB for each server",
+        f"files: {folder}",
+        *(f"next:  {line}" for line in _next(facts, target, folder)),
+    ]
+    out.print("\n".join(lines), markup=False, highlight=False, soft_wrap=True)
+
+
+def _next(facts: Deployment, target: Target, folder: Path) -> list[str]:
+    """The commands that bring it up."""
+    if target == Target.COMPOSE:
+        return [f"docker compose --project-directory {folder} up --build --detach"]
+    baked = f"--target baked --build-context repository={facts.repository}"
+    build = f"docker build {'--target server' if facts.repository_uri else baked} --tag {facts.image} {folder}/image"
+    upload = [f"copy {facts.repository} to {facts.repository_uri}"] if facts.repository_uri else []
+    install = {
+        Target.HELM: f"helm install {facts.name} {folder}/chart",
+        Target.KSERVE: f"kubectl apply --filename {folder}/inferenceservice.yaml",
+    }[target]
+    return [*upload, build, f"docker push {facts.image}", install]

@@ -1,0 +1,11 @@
+"""Bring a bundle to other machines: `facts` are about it, `render` writes files from what `files/` holds."""
+
+from enum import Enum
+
+
+class Target(str, Enum):
+    """What runs the servers."""
+
+    COMPOSE = "compose"
+    HELM = "helm"
+    KSERVE = "kserve"

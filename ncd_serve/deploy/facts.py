@@ -1,0 +1,159 @@
+"""What a deployment has to know: about the bundle, from the repository that serves it, and where that will be."""
+
+from __future__ import annotations
+
+import math
+import re
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from ncd_serve import __version__
+from ncd_serve.contract import FACT_PREFIX
+from ncd_serve.deploy.memory import peak_mib
+from ncd_serve.errors import DataError, UsageError
+from ncd_serve.triton.process import USUAL_PORTS, Ports
+from ncd_serve.triton.repository import check_model, check_repository, model_versions
+from ncd_serve.triton.server import DRAIN_SECONDS
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from ncd_serve.bundle import Bundle
+
+# The release whose server our tests run: 24.10 is NVIDIA's name for 2.51.0.
+TRITON_IMAGE = "nvcr.io/nvidia/tritonserver:24.10-py3"
+SHARED_MEMORY_MIB = 1024
+OVERHEAD_MIB = 1536
+GPU_CPUS = 4  # the model is elsewhere: these decode images
+
+_LABEL = re.compile(r"[A-Za-z0-9]([A-Za-z0-9_.-]{0,61}[A-Za-z0-9])?")  # what Kubernetes takes as one
+_IMAGE = re.compile(
+    r"([a-z0-9.-]+(:\d+)?/)?[a-z0-9]+([._/-]+[a-z0-9]+)*(:[A-Za-z0-9_][A-Za-z0-9_.-]{0,127})?(@sha256:[0-9a-f]{64})?"
+)
+_URI = re.compile(
+    r"(?P<storage>s3|gs|pvc)://((?P<scheme>https?)://[A-Za-z0-9.-]+(:(?P<port>\d{1,5}))?/)?"
+    r"[a-z0-9][a-z0-9_.-]*(/[A-Za-z0-9_.=-]+)*/?"
+)
+
+
+@dataclass(frozen=True)
+class Deployment:
+    """What the templates are filled in with."""
+
+    name: str
+    image: str
+    model: str
+    version: str
+    bundle_id: str
+    max_batch: int
+    side: int
+    repository: Path
+    repository_uri: str  # empty: the repository is baked into the image, or mounted
+    storage: str
+    storage_port: int
+    gpu: bool
+    engine_cache: str  # where TensorRT keeps what it built, if it serves the model
+    cpus: int
+    peak_mib: int
+    ports: Ports = USUAL_PORTS
+    uid: int = 1000  # the user `triton-server` of NVIDIA's image
+    model_path: str = "/models"
+    probe: str = "/opt/ncd-serve/probe.py"
+    triton_image: str = TRITON_IMAGE
+    shm_mib: int = SHARED_MEMORY_MIB
+    drain_seconds: int = DRAIN_SECONDS
+    endpoint_seconds: int = 10
+    ncd_version: str = __version__
+
+    @property
+    def memory_mib(self) -> int:
+        """What a pod may use, in steps of 256."""
+        return math.ceil((1.5 * self.peak_mib + OVERHEAD_MIB) / 256) * 256
+
+    @property
+    def startup_minutes(self) -> int:
+        """How long a start may take at most."""
+        return 30 if self.engine_cache else 10
+
+    @property
+    def made(self) -> str:
+        """Where a file comes from."""
+        size = f"batches of up to {self.max_batch} images of {self.side}x{self.side}"
+        return f"Made by ncd-serve {self.ncd_version} for bundle {self.bundle_id}: {self.model} {self.version}, {size}."
+
+    @property
+    def sizing(self) -> str:
+        """Why it asks for so much memory."""
+        rest = f"half as much again, and {OVERHEAD_MIB} MiB for Triton, its Python processes and shared memory"
+        return f"Measured: {self.peak_mib} MiB for a batch of {self.max_batch} on a CPU; {rest}."
+
+
+def describe(
+    bundle: Bundle, repository: Path, *, model: str, image: str | None = None, repository_uri: str = ""
+) -> Deployment:
+    """All facts about a bundle that `repository` serves as `model`; raises for what cannot be deployed."""
+    if not _LABEL.fullmatch(model):
+        raise UsageError(f"'{model}' cannot be a label in Kubernetes", hint="export it with a shorter --model-name")
+    name = f"ncd-{re.sub('[^a-z0-9]+', '-', model.lower()).removeprefix('ncd-')}"[:40].rstrip("-")
+    bundle_id = bundle.manifest.bundle_id
+    image = image or f"{name}:{bundle_id}"
+    if not _IMAGE.fullmatch(image):
+        raise UsageError(f"'{image}' is not the name of an image", hint="e.g. registry.example.com/team/birds:1")
+    storage, port = _storage(repository_uri)
+    config = _served_config(repository, model, bundle_id)
+    max_batch = config.max_batch_size
+    return Deployment(
+        name=name,
+        image=image,
+        model=model,
+        version=model_versions(repository / model, config)[-1].name,
+        bundle_id=bundle_id,
+        max_batch=max_batch,
+        side=bundle.manifest.preprocess.resolution,
+        repository=repository,
+        repository_uri=repository_uri,
+        storage=storage,
+        storage_port=port,
+        peak_mib=peak_mib(bundle, max_batch),
+        **_device(config),
+    )
+
+
+def _storage(uri: str) -> tuple[str, int]:
+    """The kind of storage, and the port that it listens on."""
+    if not uri:
+        return "", 443
+    found = _URI.fullmatch(uri)
+    if found is None or (found["scheme"] and found["storage"] != "s3"):
+        raise UsageError(
+            f"'{uri}' is not where a model repository can be",
+            hint="s3://BUCKET/PATH, s3://https://HOST:PORT/BUCKET/PATH, gs://BUCKET/PATH or pvc://CLAIM/PATH",
+        )
+    return found["storage"], int(found["port"] or (80 if found["scheme"] == "http" else 443))
+
+
+def _served_config(repository: Path, model: str, bundle_id: str) -> Any:
+    """The configuration of the model; raises unless it serves that bundle, and all else there can be loaded, too."""
+    if model not in check_repository(repository):
+        raise DataError(
+            f"{repository} has no model '{model}'", hint="name another with --model-name, or another --repository"
+        )
+    config = check_model(repository / model)
+    served = config.parameters[f"{FACT_PREFIX}bundle"].string_value
+    if served != bundle_id:
+        raise DataError(
+            f"{repository / model} serves {f'bundle {served}' if served else 'no bundle of ours'}, not {bundle_id}",
+            hint="export the run again, or give the --bundle that was exported last",
+        )
+    return config
+
+
+def _device(config: Any) -> dict[str, Any]:
+    """Whether the model is served on a GPU, and how many cores it needs."""
+    from tritonclient.grpc.model_config_pb2 import ModelInstanceGroup
+
+    gpu = any(group.kind == ModelInstanceGroup.KIND_GPU for group in config.instance_group)
+    accelerators = config.optimization.execution_accelerators.gpu_execution_accelerator
+    caches = [entry.parameters["trt_engine_cache_path"] for entry in accelerators if entry.name == "tensorrt"]
+    threads = int(config.parameters["intra_op_thread_count"].string_value or 1)
+    return {"gpu": gpu, "engine_cache": next(iter(caches), ""), "cpus": GPU_CPUS if gpu else threads}

@@ -1,0 +1,40 @@
+"""How much memory a model takes. It is measured: guesses from the size of the file are wrong by a factor of ten."""
+
+from __future__ import annotations
+
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+
+from ncd_serve.bundle import Bundle
+from ncd_serve.errors import DataError
+from ncd_serve.runners import OnnxRunner
+
+
+def peak_mib(bundle: Bundle, batch: int) -> int:
+    """What a process that answers one batch of that size has held at most, in MiB."""
+    command = [sys.executable, "-m", __name__, str(bundle.folder), str(batch)]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    if done.returncode:
+        last = (done.stderr.splitlines() or ["it ended without a word"])[-1]
+        raise DataError(
+            f"the model of {bundle.folder} cannot answer {batch} images here: {last}", hint="ncd-serve doctor"
+        )
+    return int(done.stdout)
+
+
+def _answer_once(folder: Path, batch: int) -> int:
+    bundle = Bundle.read(folder)
+    side = bundle.manifest.preprocess.resolution
+    OnnxRunner(bundle).answer(np.zeros((batch, side, side, 3), np.uint8))
+    # Not getrusage: that remembers the process which started this one.
+    found = re.search(r"^VmHWM:\s+(\d+) kB", Path("/proc/self/status").read_text(), re.MULTILINE)
+    assert found is not None
+    return int(found[1]) // 1024
+
+
+if __name__ == "__main__":
+    print(_answer_once(Path(sys.argv[1]), int(sys.argv[2])))
