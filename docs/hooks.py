@@ -1,7 +1,7 @@
 """What MkDocs fills in when it builds the site: commands, Python names, code and formulas. Nothing is copied by hand.
 
 A line `::: commands`, `::: python` or `::: exit codes` in a page becomes that part of the reference. A line
-`::: FILE NAME` becomes the source of a function or class, and fails the build when there is none.
+`::: FILE NAME` becomes the source of a function, class or constant, and fails the build when there is none.
 """
 
 from __future__ import annotations
@@ -62,19 +62,24 @@ def expand(wish: str) -> str:
 
 
 def source_of(file: Path, symbol: str) -> tuple[str, int]:
-    """The lines of a function, class or `Class.method`, and where they start."""
+    """The lines of a function, class, `Class.method` or constant, and where they start."""
     if not file.is_file():
         raise PluginError(f"{file} is not there")
     text = file.read_text()
     node: Any = ast.parse(text)
     for name in symbol.split("."):
-        node = next((child for child in node.body if getattr(child, "name", None) == name), None)
+        node = next((child for child in node.body if name in _names(child)), None)
         if node is None:
             raise PluginError(f"{file} has no {symbol}")
-    start = min([node.lineno, *(decorator.lineno for decorator in node.decorator_list)])
+    start = min([node.lineno, *(decorator.lineno for decorator in getattr(node, "decorator_list", ()))])
     lines = text.splitlines()[start - 1 : node.end_lineno]
     indent = len(lines[0]) - len(lines[0].lstrip())
     return "\n".join(line[indent:] for line in lines), start
+
+
+def _names(node: Any) -> list[str]:
+    targets = [target for target in getattr(node, "targets", ()) if isinstance(target, ast.Name)]
+    return [target.id for target in targets] or [getattr(node, "name", "")]
 
 
 def _commands() -> Iterator[str]:
