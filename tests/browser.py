@@ -11,7 +11,9 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 
 import pytest
-from selenium.webdriver import Chrome, ChromeOptions, ChromeService
+from selenium.webdriver import ActionChains, Chrome, ChromeOptions, ChromeService
+from selenium.webdriver.common.by import By
+from selenium.webdriver.remote.webelement import WebElement
 
 _FLAGS = ("headless=new", "no-sandbox", "disable-gpu", "disable-dev-shm-usage", "disable-background-networking")
 _LOCAL = ("file:", "data:", "blob:", "about:", "chrome:")
@@ -51,6 +53,21 @@ def remote_requests(browser: Chrome) -> list[str]:
         message["params"]["request"]["url"] for message in messages if message["method"] == "Network.requestWillBeSent"
     ]
     return [address for address in addresses if not address.startswith(_LOCAL)]
+
+
+def find(browser: Chrome, selector: str) -> WebElement:
+    """The first element of a page that matches."""
+    return browser.find_element(By.CSS_SELECTOR, selector)
+
+
+def words(browser: Chrome, selector: str) -> str:
+    """An element's text in one line."""
+    return " ".join(find(browser, selector).text.split())
+
+
+def press(browser: Chrome, *keys: str) -> None:
+    """Type, wherever the focus is."""
+    ActionChains(browser).send_keys(*keys).perform()
 
 
 def _options(profile: Path, size: tuple[int, int], downloads: Path | None) -> ChromeOptions:

@@ -5,23 +5,21 @@ from __future__ import annotations
 import json
 import shutil
 from collections.abc import Iterator
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 from selenium.webdriver import ActionChains, Chrome, Keys
 from selenium.webdriver.common.by import By
-from selenium.webdriver.remote.webelement import WebElement
 from selenium.webdriver.support.wait import WebDriverWait
 
 from ncd_serve.fit import Fit
-from ncd_serve.gallery import MapKind, build_gallery, read_source
+from ncd_serve.gallery import build_gallery, read_source
 from ncd_serve.prediction import Prediction
 from ncd_serve.tables import write_rows
 from ncd_serve.triton import TritonServer
-from tests.browser import console_errors, open_browser, remote_requests
-from tests.serve.small_gallery import CHECKPOINT, HOSTILE_CLASS, SCRIPT, make_run
+from tests.browser import console_errors, find, open_browser, press, remote_requests, words
+from tests.serve.small_gallery import CHECKPOINT, HOSTILE_CLASS, SCRIPT, make_page, make_run
 
 HOSTILE_NAME = '"><img src=x onerror=alert(1)>'
 
@@ -30,12 +28,6 @@ HOSTILE_NAME = '"><img src=x onerror=alert(1)>'
 def page(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A gallery in which cluster 2 has a name already."""
     return make_page(tmp_path_factory.mktemp("gallery"), names={2: "heron"})
-
-
-def make_page(folder: Path, **said: Any) -> Path:
-    shown = read_source(make_run(folder))
-    shown = replace(shown, naming=replace(shown.naming, **said))
-    return build_gallery(shown, folder / "gallery.html", kind=MapKind.PCA).path
 
 
 @pytest.fixture(scope="module")
@@ -60,21 +52,9 @@ def browser(one_browser: Chrome, page: Path) -> Iterator[Chrome]:
     assert remote_requests(one_browser) == []
 
 
-def find(browser: Chrome, selector: str) -> WebElement:
-    return browser.find_element(By.CSS_SELECTOR, selector)
-
-
-def words(browser: Chrome, selector: str) -> str:
-    return " ".join(find(browser, selector).text.split())
-
-
 def shown_clusters(browser: Chrome) -> list[str]:
     cards = browser.find_elements(By.CSS_SELECTOR, ".card")
     return [str(card.get_attribute("data-cluster")) for card in cards if card.is_displayed()]
-
-
-def press(browser: Chrome, *keys: str) -> None:
-    ActionChains(browser).send_keys(*keys).perform()
 
 
 def saved(browser: Chrome, downloads: Path) -> Any:
@@ -171,6 +151,8 @@ def test_the_map_answers_to_pointer_and_keyboard(browser: Chrome) -> None:
     assert browser.execute_script("return document.querySelector('#map').toDataURL()") != before
     press(browser, "0")
     assert browser.execute_script("return document.querySelector('#map').toDataURL()") == before
+    find(browser, "#map-selected .tile").click()
+    assert find(browser, "#detail").is_displayed() and not find(browser, "#detail [data-step='1']").is_enabled()
 
 
 def test_what_is_said_becomes_names_json(browser: Chrome, downloads: Path) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import shutil
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -11,6 +12,7 @@ from PIL import Image
 
 from ncd_serve.bundle import HASHED, MANIFEST, BundleManifest
 from ncd_serve.files import sha256
+from ncd_serve.gallery import MapKind, build_gallery, read_source
 from ncd_serve.preprocess import PreprocessSpec
 from ncd_serve.reference import REFERENCE, Reference
 
@@ -79,3 +81,10 @@ def make_bundle(run: Path, folder: Path, **said: Any) -> Path:
     )
     (folder / MANIFEST).write_text(manifest.model_dump_json())
     return folder
+
+
+def make_page(folder: Path, **said: Any) -> Path:
+    """The gallery of such a run, about whose clusters something was said already."""
+    shown = read_source(make_run(folder))
+    shown = replace(shown, naming=replace(shown.naming, **said))
+    return build_gallery(shown, folder / "gallery.html", kind=MapKind.PCA).path

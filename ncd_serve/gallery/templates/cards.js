@@ -62,7 +62,8 @@ function cardHead(cluster) {
   const { id, parts } = cluster;
   let typing = 0;
   parts.name = make("input", {
-    class: "name", placeholder: data.defaults[id], maxlength: 200, readonly: isFixed(id), spellcheck: "false", autocomplete: "off",
+    class: "name", placeholder: data.defaults[id], readonly: isFixed(id),
+    maxlength: 200, spellcheck: "false", autocomplete: "off",
     "aria-label": `Name of cluster ${id}`,
     focus: () => { typing = Date.now(); },
     input: () => setName(id, parts.name.value, `${id}:${typing}`),
@@ -120,14 +121,15 @@ function suggestions(cluster) {
 
 function clusterLink(id, count = null) {
   const cluster = byId.get(id);
-  const words = [nameOf(id), count === null ? null : make("span", { class: "muted" }, ` ${count.toLocaleString("en")}`)];
+  const size = count === null ? null : make("span", { class: "muted" }, ` ${grouped(count)}`);
   return make("a", { href: `#cluster-${id}`, class: "cluster-link", "data-cluster": id },
-    cluster ? makeMark(cluster) : null, ...words);
+    cluster ? makeMark(cluster) : null, nameOf(id), size);
 }
 
 function cardFacts(cluster) {
   const { count, confidence, purity, truths, fits, nearest, parts } = cluster;
-  const fact = (label, ...words) => make("span", { class: "fact" }, make("span", { class: "muted" }, `${label} `), ...words);
+  const muted = (text) => make("span", { class: "muted" }, text);
+  const fact = (label, ...words) => make("span", { class: "fact" }, muted(`${label} `), ...words);
   parts.guests = make("span", { class: "fact guests" });
   const classes = truths.slice(0, 3).map(([name, number]) => `${name} ${number}`).join(", ");
   const near = nearest.map(([id, closeness]) => {
@@ -136,17 +138,16 @@ function cardFacts(cluster) {
     return link;
   });
   return make("div", { class: "facts" },
-    make("span", { class: "fact" }, make("b", {}, counted(count, "image")),
-      make("span", { class: "muted" }, ` ${percent(count / data.total)}`)),
+    make("span", { class: "fact" }, make("b", {}, counted(count, "image")), muted(` ${percent(count / data.total)}`)),
     fact("confidence", confidence.toFixed(2)),
-    purity === null ? null : fact("purity", percent(purity), make("span", { class: "muted" }, ` ${classes}`)),
+    purity === null ? null : fact("purity", percent(purity), muted(` ${classes}`)),
     fits ? fact("fit", ...fitWords(fits)) : null,
     near.length ? fact("near", ...near) : null,
     parts.guests);
 }
 
 function fitWords(fits) {
-  const doubts = data.fits.map((fit, number) => [fit, fits[number]]).filter(([fit, number]) => fit !== "typical" && number);
+  const doubts = data.fits.map((fit, at) => [fit, fits[at]]).filter(([fit, number]) => fit !== "typical" && number);
   if (!doubts.length) return ["all typical"];
   return doubts.flatMap(([fit, number], at) => [at ? ", " : "", make("span", { class: `count ${fit}` },
     fit === "outlier" ? counted(number, fit) : `${number} ${fit}`)]);
@@ -164,15 +165,16 @@ function fillBody(cluster) {
   const { parts, matching, shown } = cluster;
   const [central, doubtful] = cluster.introduced;
   const first = data.embedded ? "most central" : "most confident";
-  const list = matching.length < shown || cluster.all
+  const some = matching.length < shown;
+  const list = some || cluster.all
     ? [...matching].sort((one, other) => images.central[other] - images.central[one]) : null;
+  const caption = some ? `${grouped(matching.length)} of ${counted(shown, "image")} match` : `All, the ${first} first`;
   const groups = list
-    ? [tileGroup(matching.length < shown ? `${matching.length} of ${counted(shown, "image")} match` : `All, the ${first} first`,
-      cluster.all ? list : list.slice(0, FEW), "matching")]
+    ? [tileGroup(caption, cluster.all ? list : list.slice(0, FEW), "matching")]
     : [tileGroup(`M${first.slice(1)}`, cluster.images.slice(0, central), "central"),
       tileGroup("Least certain", cluster.images.slice(central, central + doubtful), "doubtful")];
   parts.body.replaceChildren(...groups.filter(Boolean));
-  parts.all.textContent = cluster.all ? "Show fewer" : `Show all ${matching.length.toLocaleString("en")}`;
+  parts.all.textContent = cluster.all ? "Show fewer" : `Show all ${grouped(matching.length)}`;
   parts.all.hidden = !cluster.all && matching.length <= (list ? FEW : central + doubtful);
   cluster.card.classList.toggle("open", Boolean(cluster.all));
   parts.all.setAttribute("aria-expanded", Boolean(cluster.all));

@@ -31,8 +31,13 @@ function make(tag, properties = {}, ...children) {
   return element;
 }
 
-const counted = (count, noun) => `${count.toLocaleString("en")} ${noun}${count === 1 ? "" : "s"}`;
-const percent = (share) => `${(100 * share).toFixed((share > 0 && share < 0.1) || (share > 0.99 && share < 1) ? 1 : 0)} %`;
+const grouped = (count) => count.toLocaleString("en");
+const counted = (count, noun) => `${grouped(count)} ${noun}${count === 1 ? "" : "s"}`;
+// Whole numbers, but neither 0 nor 100 % of what is not quite that.
+function percent(share) {
+  const whole = share === 0 || share === 1 || (share > 0.1 && share < 0.99);
+  return `${(100 * share).toFixed(whole ? 0 : 1)} %`;
+}
 const truthOf = (image) => (images.truth ? images.classes[images.truth[image]] : null);
 const fitOf = (image) => (images.fit ? data.fits[images.fit[image]] : null);
 

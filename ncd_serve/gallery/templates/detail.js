@@ -27,7 +27,8 @@ function showDetail(image) {
     picture,
     make("div", { class: "about" },
       make("p", { class: "path" }, images.path[image]),
-      make("dl", {}, ...facts.flatMap(([label, value]) => [make("dt", { class: "muted" }, label), make("dd", {}, value)])),
+      make("dl", {}, ...facts.flatMap(([label, value]) =>
+        [make("dt", { class: "muted" }, label), make("dd", {}, value)])),
       make("p", { class: "muted" }, missing.has(image) ? "The file could not be read when this page was made." :
         data.root && make("a", { href: fileAddress(image), target: "_blank", rel: "noreferrer" }, "Open the file")),
       make("form", { method: "dialog", class: "steps" }, step(-1), step(1), make("button", {}, "Close"))));

@@ -15,8 +15,12 @@ const KEYS = [
 ];
 
 function makeKeys() {
-  const arrows = [["arrow keys", "from image to image in a group"], ["Enter", "open an image, leave a name"], ["Esc", "leave a field, close a window"]];
-  $("keys").replaceChildren(...[...KEYS, ...arrows].map(([key, what]) =>
+  const others = [
+    ["arrow keys", "from image to image in a group"],
+    ["Enter", "open an image, leave a name"],
+    ["Esc", "leave a field, close a window"],
+  ];
+  $("keys").replaceChildren(...[...KEYS, ...others].map(([key, what]) =>
     make("tr", {}, make("th", { scope: "row" }, make("kbd", {}, key)), make("td", {}, what))));
   document.addEventListener("keydown", onKey);
 }

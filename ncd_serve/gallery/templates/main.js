@@ -14,7 +14,7 @@ function setTheme(theme) {
 }
 
 function summarise() {
-  const shown = imageCount < data.total ? `, an even sample of ${imageCount.toLocaleString("en")} shown` : "";
+  const shown = imageCount < data.total ? `, an even sample of ${grouped(imageCount)} shown` : "";
   const named = clusters.filter(({ id }) => said[id].name).length;
   $("summary").textContent =
     `${counted(data.total, "image")}${shown} · ${counted(clusters.length, "cluster")}, ${named} named`;
@@ -27,9 +27,10 @@ function summarise() {
 function makeNotes() {
   const gone = data.missing.length;
   const empty = data.defaults.length - clusters.length;
+  const is = (count) => (count === 1 ? "is" : "are");
   const notes = [
-    gone ? `${counted(gone, "image")} could not be read and ${gone === 1 ? "is" : "are"} grey. Moved? --images DIR` : null,
-    empty && data.kind !== "rows" ? `${counted(empty, "cluster")} without an image ${empty === 1 ? "is" : "are"} not shown.` : null,
+    gone && `${counted(gone, "image")} could not be read and ${is(gone)} grey. Moved? --images DIR`,
+    empty && data.kind !== "rows" && `${counted(empty, "cluster")} without an image ${is(empty)} not shown.`,
   ];
   $("notes").replaceChildren(...notes.filter(Boolean).map((note) => make("p", { class: "note" }, note)));
 }
@@ -40,7 +41,8 @@ function makeOutliers() {
   const outliers = [...images.fit.keys()].filter((image) => images.fit[image] === last)
     .sort((one, other) => images.central[one] - images.central[other]);
   $("outliers").hidden = false;
-  $("outliers-title").textContent = outliers.length ? `Fits nowhere: ${counted(outliers.length, "image")}` : "Every image fits a cluster";
+  $("outliers-title").textContent =
+    outliers.length ? `Fits nowhere: ${counted(outliers.length, "image")}` : "Every image fits a cluster";
   $("outliers").classList.toggle("none", !outliers.length);
   const [tiles, more] = $("outliers").querySelectorAll(".tiles, button");
   tiles.addEventListener("keydown", tileKeys);
@@ -58,6 +60,15 @@ function makeFailures() {
     make("tr", {}, make("td", { class: "path" }, path), make("td", { class: "muted" }, why))));
 }
 
+const imagesAround = (tile) =>
+  [...tile.parentElement.querySelectorAll(":scope > .tile")].map(({ dataset }) => Number(dataset.image));
+
+// How much of the window the header covers, which depends on how its tools wrap.
+function measureTop() {
+  const covers = getComputedStyle($("top")).position === "sticky";
+  document.documentElement.style.setProperty("--top", covers ? `${$("top").offsetHeight}px` : "0px");
+}
+
 function listen() {
   $("undo").addEventListener("click", undo);
   $("save").addEventListener("click", saveNames);
@@ -69,7 +80,7 @@ function listen() {
   document.addEventListener("click", (event) => {
     const tile = event.target.closest("button.tile");
     const link = event.target.closest("a.cluster-link");
-    if (tile) openDetail(Number(tile.dataset.image), [...tile.parentElement.children].map(({ dataset }) => Number(dataset.image)));
+    if (tile) openDetail(Number(tile.dataset.image), imagesAround(tile));
     if (!link) return;
     event.preventDefault();
     document.querySelector("dialog[open]")?.close();
@@ -79,6 +90,7 @@ function listen() {
     const card = event.target.closest(".card");
     if (card) setCurrent(byId.get(Number(card.dataset.cluster)));
   });
+  new ResizeObserver(measureTop).observe($("top"));
   addEventListener("beforeprint", () => clusters.forEach(openCard));
 }
 

@@ -219,7 +219,7 @@ function makeLegend() {
   $("legend").replaceChildren(...clusters.map((cluster) => make("button", {
     type: "button", class: "legend-entry", pointerenter: () => mark(cluster), pointerleave: () => mark(null),
     focus: () => mark(cluster), blur: () => mark(null), click: () => goTo(cluster, { focus: false }),
-  }, makeMark(cluster), make("span", { class: "label" }), make("span", { class: "muted" }, cluster.count.toLocaleString("en")))));
+  }, makeMark(cluster), make("span", { class: "label" }), make("span", { class: "muted" }, grouped(cluster.count)))));
   nameLegend();
   namingListeners.push(nameLegend);
 }

@@ -6,7 +6,8 @@ function makeMatrix() {
   const { confusion } = data;
   if (!confusion) return;
   $("confusion").hidden = false;
-  $("confusion-summary").textContent = `${percent(confusion.accuracy)} of the images are in the cluster that matches their class`;
+  $("confusion-summary").textContent =
+    `${percent(confusion.accuracy)} of the images are in the cluster that matches their class`;
   for (const [row, column, count] of confusion.cells) matrix.counts.set(row * confusion.classes.length + column, count);
   $("confusion").addEventListener("toggle", drawMatrix);
   $("matrix").addEventListener("pointermove", (event) => readCell(event));
@@ -44,7 +45,8 @@ function drawLabels(context, names) {
   context.fillStyle = getComputedStyle($("matrix-box")).color;
   context.textBaseline = "middle";
   context.textAlign = "right";
-  names.forEach((name, row) => context.fillText(shortened(context, name), matrix.left - 6, matrix.top + (row + 0.5) * matrix.cell));
+  names.forEach((name, row) =>
+    context.fillText(shortened(context, name), matrix.left - 6, matrix.top + (row + 0.5) * matrix.cell));
   context.textAlign = "left";
   data.confusion.classes.forEach((name, column) => {
     context.save();
@@ -82,8 +84,8 @@ function drawCells(context) {
 function cellAt(event) {
   const row = Math.floor((event.offsetY - matrix.top) / matrix.cell);
   const column = Math.floor((event.offsetX - matrix.left) / matrix.cell);
-  const inside = row >= 0 && column >= 0 && row < data.confusion.clusters.length && column < data.confusion.classes.length;
-  return inside ? [row, column] : null;
+  const { clusters: rows, classes: columns } = data.confusion;
+  return rows[row] !== undefined && columns[column] !== undefined ? [row, column] : null;
 }
 
 function readCell(event) {
@@ -111,10 +113,11 @@ function fillMatched() {
   const head = ["cluster", "best matching class", "images", "purity", "of the class"];
   const rows = confusion.clusters.map((id, row) => {
     const both = matchedCount(row, row);
-    const match = row < confusion.matched ? [confusion.classes[row], both, percent(byId.get(id).purity), percent(both / sizes.get(row))]
-      : ["none left", "", percent(byId.get(id).purity), ""];
+    const purity = percent(byId.get(id).purity);
+    const match = row < confusion.matched
+      ? [confusion.classes[row], both, purity, percent(both / sizes.get(row))] : ["none left", "", purity, ""];
     return make("tr", {}, make("td", {}, clusterLink(id)), ...match.map((cell) => make("td", {}, String(cell))));
   });
-  $("matched").replaceChildren(make("thead", {}, make("tr", {}, ...head.map((title) => make("th", { scope: "col" }, title)))),
-    make("tbody", {}, ...rows));
+  const titles = head.map((title) => make("th", { scope: "col" }, title));
+  $("matched").replaceChildren(make("thead", {}, make("tr", {}, ...titles)), make("tbody", {}, ...rows));
 }
