@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from ncd_serve.errors import DataError
 from ncd_serve.files import atomic_path
 from ncd_serve.gallery.clusters import describe
 from ncd_serve.gallery.collection import Collection, Track, silent
@@ -41,8 +42,11 @@ def build_gallery(
     data = page_data(
         shown, clusters, central, sheets=sheets, tile=size, title=title or shown.source.name, kind=kind, where=where
     )
-    with atomic_path(target) as temporary, temporary.open("wb") as stream:
-        write_page(data, sheets, stream)
+    try:
+        with atomic_path(target) as temporary, temporary.open("wb") as stream:
+            write_page(data, sheets, stream)
+    except OSError as error:
+        raise DataError(f"cannot write {target}: {error.strerror}", hint="check the folder and its space") from error
     return Gallery(target, len(shown.paths), len(clusters), sum(len(sheet.missing) for sheet in sheets))
 
 

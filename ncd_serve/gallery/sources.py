@@ -17,7 +17,6 @@ from ncd_serve.gallery.embed import embed
 from ncd_serve.naming import cluster_states, default_names, known_clusters
 from ncd_serve.reference import MOST_IMAGES, REFERENCE, Reference
 from ncd_serve.table_reader import read_rows
-from ncd_serve.tables import FORMATS
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -104,7 +103,7 @@ def _read_rows(source: Path, bundle: Bundle | None, images: Path | None, track: 
     failures = [(row.path, row.error or "") for row in rows if row.status == "error"]
     rows = [row for row in rows if row.status != "error"]
     if not rows:
-        raise DataError(f"{source} has no image with a cluster", hint=f"its rows end in {', '.join(FORMATS)} or failed")
+        raise DataError(f"{source} has no image with a cluster", hint="its column `error` says why")
     naming = _naming(bundle) if bundle else _naming_of(rows)
     ids = np.array([row.cluster_id for row in rows])
     if ids.min() < 0 or ids.max() >= len(naming.defaults):

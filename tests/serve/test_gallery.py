@@ -273,9 +273,11 @@ def test_no_heavy_package_is_needed(run: Path, tmp_path: Path) -> None:
     assert (tmp_path / "page.html").is_file()
 
 
-def test_a_folder_as_output(run: Path, tmp_path: Path, ncd: Any) -> None:
+def test_where_no_page_can_be_written(run: Path, tmp_path: Path, ncd: Any) -> None:
     done = ncd("gallery", run, "--out", tmp_path)
     assert done.returncode == 2 and "is a folder" in done.stderr
+    with pytest.raises(DataError, match="cannot write"):
+        build_gallery(read_source(run), run / "reference.npz" / "page.html", kind=MapKind.NONE)
 
 
 def test_a_bundle_its_names_and_rows_of_it(bundle: Path, glyphs: Path, tmp_path: Path, ncd: Any) -> None:
