@@ -61,9 +61,10 @@ def check_untouched(out: Path) -> None:
     if not out.exists() or (out.is_dir() and not any(out.iterdir())):
         return
     mark = out / MARK
-    if not mark.is_file():
-        raise DataError(f"{out} was not made by ncd-serve deploy render", hint="choose another --out")
-    known = json.loads(mark.read_text())["files"]
+    try:
+        known = json.loads(mark.read_bytes())["files"]
+    except (OSError, ValueError, TypeError, KeyError):
+        raise DataError(f"{out} was not made by ncd-serve deploy render", hint="choose another --out") from None
     found = {str(path.relative_to(out)): path for path in out.rglob("*") if path.is_file() and path != mark}
     for name, path in found.items():
         if known.get(name) != sha256(path):

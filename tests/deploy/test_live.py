@@ -1,0 +1,192 @@
+"""A real Triton, started as the image starts it: as user 1000, without rights, on a root that cannot be written to.
+
+Two of them stand for two pods.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import shutil
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from http.client import HTTPConnection
+from pathlib import Path
+from typing import NamedTuple
+
+import pytest
+
+from ncd_serve.client import Client
+from ncd_serve.deploy import Target
+from ncd_serve.deploy.facts import TRITON_IMAGE
+from ncd_serve.deploy.render import SOURCES
+from ncd_serve.errors import NcdError
+from ncd_serve.triton import find_triton
+from ncd_serve.triton.install import TritonInstall
+from ncd_serve.triton.process import Ports, choose_ports
+from ncd_serve.triton.server import KILL_SECONDS
+from tests.deploy.test_manifests import autoscaler_query
+
+pytestmark = pytest.mark.triton
+ROOT_OF_BOX = "/mnt"  # every Linux has it
+# What a container with `readOnlyRootFilesystem` and emptyDirs for /tmp and /dev/shm sees. The second namespace makes it
+# user 1000, and the exec as such takes all capabilities.
+BOX = f"""set -e
+mount --bind "$0" {ROOT_OF_BOX}
+mount -o remount,ro,bind {ROOT_OF_BOX}
+mount -t tmpfs tmpfs /tmp
+mount -t tmpfs tmpfs /dev/shm
+mount -o remount,ro,bind /
+exec setpriv --no-new-privs unshare --user --map-user=1000 --map-group=1000 "$@"
+"""
+ONLY_WITH_GPU = {"nv_gpu_utilization", "nv_gpu_memory_used_bytes"}
+RELEASES = {"24.10": "2.51.0"}  # NVIDIA's names of container and server
+
+
+class Pod(NamedTuple):
+    process: subprocess.Popen[bytes]
+    ports: Ports
+    probe: Path
+
+    def asks(self, question: str, pid: int | None = None) -> subprocess.CompletedProcess[str]:
+        """The probe, as kubelet runs it, with another address."""
+        command = [sys.executable, self.probe, question, f"127.0.0.1:{self.ports.http}", str(pid or self.process.pid)]
+        return subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
+
+    def get(self, path: str, *, method: str = "GET", port: int | None = None) -> tuple[int, str]:
+        connection = HTTPConnection("127.0.0.1", port or self.ports.http, timeout=30)
+        connection.request(method, path)
+        answer = connection.getresponse()
+        status, text = answer.status, answer.read().decode()
+        connection.close()
+        return status, text
+
+    def answered(self) -> int:
+        page = self.get("/metrics", port=self.ports.metrics)[1]
+        found = re.search(r'^nv_inference_request_success\{model="ncd_global",.*\} (\d+)$', page, re.MULTILINE)
+        assert found is not None
+        return int(found[1])
+
+
+@pytest.fixture(scope="module")
+def install() -> TritonInstall:
+    try:
+        found = find_triton()
+    except NcdError as error:
+        pytest.skip(f"no Triton here: {error}")
+    allowed = subprocess.run(["unshare", "--mount", "unshare", "--user", "true"], capture_output=True, check=False)
+    if allowed.returncode and "CI" not in os.environ:
+        pytest.skip("this user may not make namespaces")
+    return found
+
+
+@pytest.fixture(scope="module")
+def pods(
+    install: TritonInstall, rendered: dict[Target, Path], repository: Path, tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[list[Pod]]:
+    box = tmp_path_factory.mktemp("box")
+    shutil.copytree(repository, box / "models")
+    shutil.copytree(rendered[Target.HELM] / "image", box / "image")
+    lacking = [argument.replace(str(box), ROOT_OF_BOX) for argument in install.lay_out(box / "backends")]
+    started = []
+    try:
+        for number in range(2):
+            started.append(start(install, box, lacking, box / f"{number}.log"))
+        for pod in started:
+            deadline = time.monotonic() + 120
+            while (asked := pod.asks("ready")).returncode:
+                log = (box / f"{started.index(pod)}.log").read_text()
+                assert pod.process.poll() is None and time.monotonic() < deadline, f"{asked.stderr}\n{log}"
+                time.sleep(0.2)
+        yield started
+    finally:
+        for pod in started:
+            pod.process.terminate()
+        ends = [pod.process.wait(KILL_SECONDS) for pod in started]
+    assert ends == [0, 0]
+
+
+def start(install: TritonInstall, box: Path, lacking: list[str], log: Path) -> Pod:
+    ports = choose_ports("127.0.0.1", None, None, None)
+    here = [f"--{name}-address=127.0.0.1" for name in ports._fields]
+    free = [f"--{name}-port={port}" for name, port in ports._asdict().items()]
+    server = ["sh", f"{ROOT_OF_BOX}/image/start.sh", f"--model-repository={ROOT_OF_BOX}/models", *here, *free, *lacking]
+    environment = install.environment()
+    environment["PATH"] = os.pathsep.join([str(install.executable.parent), environment["PATH"]])
+    with log.open("wb") as stream:
+        process = subprocess.Popen(
+            ["unshare", "--mount", "sh", "-c", BOX, str(box), *server],
+            cwd="/",
+            env=environment,
+            stdout=stream,
+            stderr=subprocess.STDOUT,
+        )
+    return Pod(process, ports, box / "image" / "probe.py")
+
+
+def test_it_runs_without_rights(pods: list[Pod]) -> None:
+    status = Path(f"/proc/{pods[0].process.pid}/status").read_text()
+    assert re.search(r"^CapEff:\s+0+$", status, re.MULTILINE) and re.search(r"^NoNewPrivs:\s+1$", status, re.MULTILINE)
+    mapped = Path(f"/proc/{pods[0].process.pid}/uid_map").read_text().split()
+    assert mapped[0] == "1000"
+    roots = [line.split() for line in Path(f"/proc/{pods[0].process.pid}/mountinfo").read_text().splitlines()]
+    assert all("ro" in entry[5].split(",") for entry in roots if entry[4] in ("/", ROOT_OF_BOX))
+
+
+def test_probes_tell_a_server_that_answers_from_one_that_does_not(pods: list[Pod]) -> None:
+    pod = pods[0]
+    before = pod.answered()
+    assert pod.asks("ready").returncode == pod.asks("live").returncode == 0
+    assert pod.answered() == before + 1  # a real inference, and only `ready` makes one
+    # A process without children stands for a Triton whose models have lost theirs.
+    lost = pod.asks("live", pid=os.getpid())
+    assert lost.returncode == 1 and re.search("has lost . of . processes", lost.stderr)
+    gone = pod._replace(ports=Ports(*choose_ports("127.0.0.1", None, None, None)))
+    assert gone.asks("ready").returncode == gone.asks("live").returncode == 1
+
+
+def test_administration_is_closed(pods: list[Pod]) -> None:
+    for path in ("/v2/systemsharedmemory/status", "/v2/logging", "/v2/trace/setting"):
+        assert pods[0].get(path)[0] == 403, path
+    for step in ("load", "unload"):
+        status, text = pods[0].get(f"/v2/repository/models/ncd_global/{step}", method="POST")
+        assert status >= 400 and "not allowed" in text
+
+
+def test_the_tested_server_is_the_one_in_the_image(pods: list[Pod], install: TritonInstall) -> None:
+    if install.source == "wheel":
+        release = re.search(r":([\d.]+)-py3$", TRITON_IMAGE)
+        assert release and json.loads(pods[0].get("/v2")[1])["version"] == RELEASES[release[1]]
+
+
+def test_triton_prints_every_metric_that_is_asked_for(pods: list[Pod]) -> None:
+    page = pods[0].get("/metrics", port=pods[0].ports.metrics)[1]
+    printed = set(re.findall(r"^# TYPE (\w+) ", page, re.MULTILINE))
+    asked = {
+        name: set(re.findall(r"\bnv_\w+", text))
+        for name, text in {
+            "dashboard": (SOURCES / "monitoring" / "dashboard.json").read_text(),
+            "alerts": (SOURCES / "monitoring" / "rules.yaml").read_text(),
+            "autoscaler": autoscaler_query(),
+        }.items()
+    }
+    assert all(asked.values())
+    assert {key: names - printed - ONLY_WITH_GPU for key, names in asked.items()} == {key: set() for key in asked}
+    reasons = set(re.findall(r'nv_inference_request_failure\{.*?reason="(\w+)"', page))
+    assert reasons == {"REJECTED", "CANCELED", "BACKEND", "OTHER"}  # which the alerts tell apart
+    assert 'nv_inference_request_summary_us{model="ncd_global",version="1",quantile="0.99"}' in page
+
+
+def test_requests_of_one_client_reach_all_pods(pods: list[Pod], glyphs: Path) -> None:
+    before = [pod.answered() for pod in pods]
+    addresses = ",".join(f"127.0.0.1:{pod.ports.grpc}" for pod in pods)
+    images = sorted((glyphs / "test").rglob("*.png"))[:8]
+    # As a headless service resolves: several addresses of one name.
+    with Client(f"grpc://ipv4:{addresses}") as client:
+        for image in images:
+            assert [row.status for row in client.assign([image])] == ["ok"]
+    share = [pod.answered() - count for pod, count in zip(pods, before, strict=True)]
+    assert min(share) >= 3, share
