@@ -19,6 +19,7 @@ from ncd_training.report import initial_weights
 from ncd_training.run_dir import RunDir
 from ncd_training.setup import Setup
 from ncd_training.train import load_state
+from ncd_training.views import view_bytes
 
 from ncd_export.card import render_card
 from ncd_export.graph import ExportGraph
@@ -80,7 +81,7 @@ def export_run(
     with told_if_it_cannot_be_written(out), atomic_directory(out) as folder:
         reference = _write_reference(setup, run, state, options, folder / REFERENCE)
         graph = ExportGraph(state.model, reference.limits()).cpu().eval()
-        manifest = _describe(setup, run, options, epochs=state.epoch, checkpoint=reference.checkpoint)
+        manifest = _describe(setup, run, options, state, checkpoint=reference.checkpoint)
         verification, agreement = _write_model(graph, folder / MODEL, manifest, setup, options)
         compared = {**verification.as_dict(), "agreement": asdict(agreement) if agreement else None}
         write_json(folder / VERIFICATION, compared)
@@ -172,7 +173,9 @@ def _load(paths: Sequence[Path], setup: Setup) -> Images:
     return np.stack([load_array(path, spec) for path in setup.track(paths, "reading images", len(paths))])
 
 
-def _describe(setup: Setup, run: RunDir, options: ExportOptions, *, epochs: int, checkpoint: str) -> BundleManifest:
+def _describe(
+    setup: Setup, run: RunDir, options: ExportOptions, state: TrainState, *, checkpoint: str
+) -> BundleManifest:
     config, manifest = setup.config, setup.manifest
     names = [f"cluster-{number}" for number in range(setup.clusters)]
     open_world = config.model.heads == "open_world"
@@ -193,11 +196,12 @@ def _describe(setup: Setup, run: RunDir, options: ExportOptions, *, epochs: int,
             "trunk": config.model.trunk,
             "initial_weights": initial_weights(config, run.read_summary()),
             "branches": config.model.branches,
-            "epochs": epochs,
+            "epochs": state.epoch,
             "planned_epochs": config.optim.epochs,
             "seed": config.optim.seed,
             "labelled_images": len(manifest.labelled),
             "unlabelled_images": len(manifest.unlabelled),
+            "view_bytes": view_bytes(state.model.trunk, config.data.resolution),
         },
         # One package under several names, which depend on the platform.
         versions={**{name: version(name) for name in _PACKAGES}, "onnxruntime": onnxruntime.__version__},

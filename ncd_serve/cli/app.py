@@ -24,6 +24,7 @@ from ncd_serve.cli import (
     gallery,
     inspect,
     name,
+    plan,
     predict,
     pretrain,
     serve,
@@ -59,6 +60,7 @@ app.command()(predict.assign)
 app.command()(gallery.gallery)
 app.add_typer(name.app, name="name")
 app.command()(drift.drift)
+app.command()(plan.plan)
 app.add_typer(deploy.app, name="deploy")
 app.command()(inspect.doctor)
 app.command()(demo.demo)

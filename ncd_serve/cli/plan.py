@@ -1,0 +1,58 @@
+"""`plan`."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import asdict
+from pathlib import Path
+from typing import Annotated
+
+import typer
+from rich.table import Column, Table
+
+from ncd_serve.cli.console import messages, out
+
+
+def plan(
+    bundle: Annotated[Path, typer.Option(help="The bundle to be served.")],
+    sample: Annotated[Path, typer.Option(help="A folder of typical images, to measure with.")],
+    images_per_day: Annotated[float, typer.Option(min=1.0, help="How many images come in a day, e.g. 1e9.")],
+    peak: Annotated[float, typer.Option(min=1.0, help="The busiest second over the average one.")] = 2.0,
+    utilisation: Annotated[float, typer.Option(min=0.05, max=0.95, help="How busy cores and GPUs may be.")] = 0.7,
+    cores: Annotated[int, typer.Option(min=1, help="Cores of a replica.")] = 8,
+    gpu_rate: Annotated[
+        float | None, typer.Option(min=0.1, help="Images a second on one GPU, as you measured it: plan with GPUs.")
+    ] = None,
+    training_images: Annotated[
+        float, typer.Option(min=0.0, help="Also plan the cached views of a training run.")
+    ] = 0.0,
+    views: Annotated[int, typer.Option(min=1, help="Cached views of each training image.")] = 8,
+    as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
+) -> None:
+    """Size a deployment on paper: replicas, GPUs, memory, network and disk, each with its formula."""
+    from ncd_serve.bundle import Bundle
+    from ncd_serve.images import find_images
+    from ncd_serve.sizing import Demand, measure, size_up
+
+    demand = Demand(images_per_day, peak, utilisation, cores, gpu_rate, training_images, views)
+    opened, images = Bundle.read(bundle), find_images([sample])
+    with messages.status("measuring on one core"):
+        lines = size_up(demand, measure(opened, images))
+    if as_json:
+        out.print_json(json.dumps([asdict(line) for line in lines]))
+        return
+    table = Table("what", Column("value", justify="right"), "", "how", "figure is")
+    for line in lines:
+        table.add_row(
+            line.what,
+            f"{line.value:,.0f}" if line.value >= 100 else f"{line.value:.3g}",
+            line.unit,
+            line.formula,
+            line.origin,
+        )
+    out.print(table)
+    out.print(
+        "The cluster's cores are not these: measure one replica there (benchmarks/serving.py) before you order.",
+        highlight=False,
+        soft_wrap=True,
+    )

@@ -1,0 +1,200 @@
+"""How many machines a load needs, on paper: each answer with its formula, and whether its figures were measured.
+
+A figure is `measured` on this machine or `computed` from others. Nothing here knows a cluster: what is asked of its
+network and its storage is said as a demand, not promised.
+"""
+
+from __future__ import annotations
+
+import math
+import resource
+import statistics
+import time
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Literal
+
+import numpy as np
+
+from ncd_serve.errors import DataError
+from ncd_serve.preprocess import load_array, read_image
+from ncd_serve.runners import open_session
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+    from pathlib import Path
+
+    from ncd_serve.bundle import Bundle
+
+Origin = Literal["measured", "computed"]
+DAY = 86_400  # s
+BATCH, _ROUNDS, _MOST_SAMPLES = 8, 5, 64
+# Triton and the two processes of the model that takes image files, beside the model's own: measured once, see docs.
+TRITON_BYTES = 150e6
+ROW_BYTES = 60.0  # a row in Parquet, zipped, with a path of usual length: measured by benchmarks/scale.py
+
+
+@dataclass(frozen=True)
+class Demand:
+    """What is asked for."""
+
+    images_per_day: float
+    peak: float = 2.0  # the busiest second over the average one
+    utilisation: float = 0.7  # how busy a core or GPU may be, so that queues stay short
+    cores: int = 8  # of one replica
+    gpu_rate: float | None = None  # images a second on one GPU, as its owner measured it
+    training_images: float = 0.0
+    views: int = 8
+
+
+@dataclass(frozen=True)
+class Figures:
+    """What one image costs on one core of this machine."""
+
+    model_ms: float
+    decode_ms: float
+    file_bytes: float
+    tensor_bytes: int
+    memory: float  # bytes of a process that has the model and a batch
+    view_bytes: float | None  # of one cached view; bundles of older versions do not say
+
+
+@dataclass(frozen=True)
+class Line:
+    """One answer."""
+
+    what: str
+    value: float
+    unit: str
+    formula: str
+    origin: Origin
+
+
+def measure(bundle: Bundle, samples: Sequence[Path]) -> Figures:
+    """Time the model and the decoding of real images, in one thread; the median of a few rounds."""
+    spec = bundle.manifest.preprocess
+    chosen = samples[:: max(1, -(-len(samples) // _MOST_SAMPLES))]
+    if not chosen:
+        raise DataError("there are no images to measure with", hint="give --sample a folder of typical images")
+    files = [read_image(path) for path in chosen]
+    images = np.stack([load_array(data, spec) for data in files[:BATCH]])
+    images = np.resize(images, (BATCH, *images.shape[1:]))
+    session = open_session(bundle.model_path, threads=1)
+    session.run(["probabilities"], {"image": images})  # the first one takes memory and chooses kernels
+    model = _median_ms(lambda: session.run(["probabilities"], {"image": images})) / BATCH
+    decode = _median_ms(lambda: [load_array(data, spec) for data in files]) / len(files)
+    size = bundle.manifest.training.get("view_bytes")
+    return Figures(
+        model_ms=model,
+        decode_ms=decode,
+        file_bytes=statistics.mean(map(len, files)),
+        tensor_bytes=int(np.prod(images.shape[1:])),
+        memory=resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024,
+        view_bytes=float(size) if size is not None else None,
+    )
+
+
+def size_up(demand: Demand, figures: Figures) -> list[Line]:
+    """Answers in the order in which they follow from each other."""
+    peak = demand.images_per_day / DAY * demand.peak
+    lines = [
+        Line("model, one core", figures.model_ms, "ms an image", "ONNX Runtime, one thread, batches of 8", "measured"),
+        Line("decoding, one core", figures.decode_ms, "ms an image", "the sample's files", "measured"),
+        Line("a file", figures.file_bytes / 1e3, "kB", "mean of the sample", "measured"),
+        Line(
+            "images at the peak",
+            peak,
+            "a second",
+            f"{_n(demand.images_per_day)} / 86,400 s x {_n(demand.peak)}",
+            "computed",
+        ),
+    ]
+    lines += _on_cpus(demand, figures, peak) if demand.gpu_rate is None else _on_gpus(demand, figures, peak)
+    memory = figures.memory + TRITON_BYTES
+    lines += [
+        Line(
+            "memory of a replica",
+            memory / 1e9,
+            "GB",
+            f"model's process {_n(figures.memory / 1e6)} MB + Triton 150 MB",
+            "measured",
+        ),
+        Line(
+            "network, decoded images",
+            peak * figures.tensor_bytes * 8 / 1e9,
+            "Gbit/s",
+            f"{_n(peak)} x {figures.tensor_bytes:,} B x 8",
+            "computed",
+        ),
+        Line(
+            "network, image files",
+            peak * figures.file_bytes * 8 / 1e9,
+            "Gbit/s",
+            f"{_n(peak)} x {_n(figures.file_bytes)} B x 8",
+            "computed",
+        ),
+        Line(
+            "rows of a day",
+            demand.images_per_day * ROW_BYTES / 1e9,
+            "GB",
+            f"{_n(demand.images_per_day)} x {_n(ROW_BYTES)} B in Parquet",
+            "computed",
+        ),
+    ]
+    return lines + _training(demand, figures)
+
+
+def _on_cpus(demand: Demand, figures: Figures, peak: float) -> list[Line]:
+    each = figures.model_ms + figures.decode_ms
+    cores = peak * each / 1000 / demand.utilisation
+    replicas = math.ceil(cores / demand.cores)
+    return [
+        Line("cores", cores, "", f"{_n(peak)} x {_n(each)} ms / 1000 / {_n(demand.utilisation)}", "computed"),
+        Line("replicas", max(replicas, 1), "", f"cores / {demand.cores} a replica, rounded up", "computed"),
+    ]
+
+
+def _on_gpus(demand: Demand, figures: Figures, peak: float) -> list[Line]:
+    assert demand.gpu_rate is not None
+    gpus = max(1, math.ceil(peak / (demand.gpu_rate * demand.utilisation)))
+    decoding = peak * figures.decode_ms / 1000 / demand.utilisation
+    return [
+        Line(
+            "GPUs, one a replica",
+            gpus,
+            "",
+            f"{_n(peak)} / ({_n(demand.gpu_rate)} x {_n(demand.utilisation)}), rounded up",
+            "computed",
+        ),
+        Line(
+            "cores that decode",
+            decoding,
+            "",
+            f"{_n(peak)} x {_n(figures.decode_ms)} ms / 1000 / {_n(demand.utilisation)}",
+            "computed",
+        ),
+    ]
+
+
+def _training(demand: Demand, figures: Figures) -> list[Line]:
+    if not demand.training_images:
+        return []
+    if figures.view_bytes is None:
+        raise DataError("the bundle does not say how large a cached view is", hint="export the run again")
+    disk = demand.training_images * demand.views * figures.view_bytes
+    formula = f"{_n(demand.training_images)} x {demand.views} views x {_n(figures.view_bytes)} B"
+    return [Line("disk for cached views", disk / 1e9, "GB", formula, "computed")]
+
+
+def _median_ms(work: Callable[[], object]) -> float:
+    """In time of this thread, so that other work on the machine counts little."""
+    times = []
+    for _ in range(_ROUNDS):
+        start = time.thread_time()
+        work()
+        times.append((time.thread_time() - start) * 1000)
+    return statistics.median(times)
+
+
+def _n(value: float) -> str:
+    """A number for people."""
+    return f"{value:,.0f}" if value >= 100 else f"{value:.3g}"
