@@ -90,7 +90,9 @@ def estimate_k(
         return
     out.print(_table(found))
     out.print(
-        f"[bold]{found.line}[/bold]\nif they have about as many images as the known ones: smaller ones are missed\ncurve: {run.plots / 'estimate.png'}, {run.estimate}\n"
+        "Novel classes are taken to have about as many images as known ones; with fewer, some are missed.\n"
+        f"[bold]{found.line}[/bold]\n"
+        f"curve: {run.plots / 'estimate.png'}, {run.estimate}\n"
         f"next: ncd-serve train ... --novel-classes {found.classes}",
         highlight=False,
         soft_wrap=True,
