@@ -82,6 +82,7 @@ def draw_run(folder: Path, images: int) -> Path:
         embeddings=(centres[ids] + rng.normal(size=(images, DIM))).astype(np.float32),
         known_ids=rng.integers(0, 20, images),
         known_classes=[f"known {number}" for number in range(20)],
+        known_clusters=0,
         counts=np.bincount(ids, minlength=CLUSTERS),
         truth=[f"class {cluster}" for cluster in ids],
     ).write(folder / "reference.npz")

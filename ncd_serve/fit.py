@@ -43,8 +43,8 @@ class FitLimits:
 
 def calibrate(embeddings: Floats, cluster_ids: Ids, confidences: Floats, *, clusters: int) -> FitLimits:
     """Limits from the images that the clusters were found in."""
-    directions = _directions(embeddings)
-    centres = np.stack([_directions(directions[cluster_ids == number].sum(0)) for number in range(clusters)])
+    units = directions(embeddings)
+    centres = np.stack([directions(units[cluster_ids == number].sum(0)) for number in range(clusters)])
     distances = _distances(embeddings, centres[cluster_ids])
     odds = log_odds(confidences)
     limits = np.empty((3, clusters), np.float32)
@@ -70,10 +70,11 @@ def _fence(values: Floats, reach: float) -> float:
     return float(upper + reach * (upper - lower))
 
 
-def _directions(vectors: Floats) -> Floats:
+def directions(vectors: Floats) -> Floats:
+    """Vectors [..., d] of length 1."""
     return vectors / np.maximum(np.linalg.norm(vectors, axis=-1, keepdims=True), 1e-12)
 
 
 def _distances(embeddings: Floats, centres: Floats) -> Floats:
-    distances: Floats = 1 - (_directions(embeddings) * centres).sum(-1)
+    distances: Floats = 1 - (directions(embeddings) * centres).sum(-1)
     return distances

@@ -35,6 +35,7 @@ class Reference:
     embeddings: Floats  # [N, d]
     known_ids: Ids  # [N], the known class that each resembles most
     known_classes: list[str]
+    known_clusters: int  # how many of the first clusters are known classes: all or none
     counts: Ids  # [C] images of every cluster, sampled or not
     truth: list[str]  # true classes by name, for reports alone; empty where nobody knows them
 
@@ -83,6 +84,6 @@ class Reference:
                 content = {field.name: stored[field.name] for field in fields(cls)}
         except (OSError, KeyError, ValueError, zipfile.BadZipFile) as error:
             raise DataError(f"{path} is damaged: {error}", hint="write it again: ncd-serve evaluate RUN") from None
-        texts = {name: content[name].tolist() for name in ("checkpoint", "paths", "known_classes", "truth")}
+        texts = {name: content[name].tolist() for name in ("checkpoint", "paths", "known_classes", "known_clusters", "truth")}
         rest = {"root": Path(str(content["root"])), "embeddings": content["embeddings"].astype(np.float32)}
         return cls(**{**content, **texts, **rest})

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from ncd_serve.fit import FITS
+from ncd_serve.fit import FITS, directions
 
 if TYPE_CHECKING:
     from ncd_serve.gallery.collection import Collection, Floats, Ids
@@ -79,15 +79,15 @@ def _centres(shown: Collection) -> Floats | None:
     if shown.embeddings is None:
         return None
     sums = np.zeros((len(shown.counts), shown.embeddings.shape[1]), np.float32)
-    np.add.at(sums, shown.cluster_ids, _directions(shown.embeddings))
-    return _directions(sums)
+    np.add.at(sums, shown.cluster_ids, directions(shown.embeddings))
+    return directions(sums)
 
 
 def _centrality(shown: Collection, centres: Floats | None) -> Floats:
     """Cosine with the cluster's centre; confidence where there are no embeddings."""
     if centres is None or shown.embeddings is None:
         return shown.confidences
-    central: Floats = (_directions(shown.embeddings) * centres[shown.cluster_ids]).sum(1)
+    central: Floats = (directions(shown.embeddings) * centres[shown.cluster_ids]).sum(1)
     return central
 
 
@@ -111,7 +111,3 @@ def _resembles(shown: Collection, number: int) -> tuple[str, float] | None:
         return None
     likest, count = Counter(known.tolist()).most_common(1)[0]
     return shown.known_classes[likest], count / len(known)
-
-
-def _directions(vectors: Floats) -> Floats:
-    return vectors / np.maximum(np.linalg.norm(vectors, axis=-1, keepdims=True), 1e-12)

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from ncd_serve.errors import MissingExtraError
+from ncd_serve.fit import directions
 
 if TYPE_CHECKING:
     from ncd_serve.gallery.collection import Floats
@@ -35,9 +36,8 @@ def choose_kind(images: int) -> MapKind:
 
 def places(embeddings: Floats, kind: MapKind) -> Floats:
     """Places [N, 2] around the middle of a square of side 1; the same embeddings always give the same ones."""
-    directions = embeddings / np.maximum(np.linalg.norm(embeddings, axis=1, keepdims=True), 1e-12)
-    few = len(embeddings) < _FEWEST_FOR_TSNE
-    found = _tsne(directions) if kind is MapKind.TSNE and not few else principal(directions, 2)
+    units, few = directions(embeddings), len(embeddings) < _FEWEST_FOR_TSNE
+    found = _tsne(units) if kind is MapKind.TSNE and not few else principal(units, 2)
     middle, reach = (found.max(0) + found.min(0)) / 2, float(np.ptp(found, axis=0).max()) or 1.0
     return (0.5 + (found - middle) / reach).astype(np.float32)
 
@@ -52,12 +52,12 @@ def principal(vectors: Floats, count: int) -> Floats:
     return np.pad(found, ((0, 0), (0, count - found.shape[1]))).astype(np.float32)
 
 
-def _tsne(directions: Floats) -> Floats:
+def _tsne(units: Floats) -> Floats:
     try:
         manifold = import_module("sklearn.manifold")
     except ModuleNotFoundError:
         raise MissingExtraError.of("train", "scikit-learn") from None
-    reduced = principal(directions, min(_PCA_DIM, *directions.shape))
+    reduced = principal(units, min(_PCA_DIM, *units.shape))
     perplexity = min(30.0, (len(reduced) - 1) / 3)
     found: Floats = manifold.TSNE(perplexity=perplexity, init="pca", random_state=0).fit_transform(reduced)
     return found

@@ -48,7 +48,9 @@ def read_source(
 
 def _read_run(run: Path, images: Path | None) -> Collection:
     reference = Reference.read(run / REFERENCE)
-    naming = Naming(_numbered(reference.clusters), checkpoint=reference.checkpoint)
+    known = reference.known_clusters
+    defaults = [*reference.known_classes[:known], *_numbered(reference.clusters - known)]
+    naming = Naming(defaults, checkpoint=reference.checkpoint, fixed=known)
     if (run / "bundle" / MANIFEST).is_file():
         exported = Bundle.read(run / "bundle")
         if exported.manifest.checkpoint == reference.checkpoint:

@@ -46,6 +46,7 @@ def make_run(folder: Path) -> Path:
         embeddings=embeddings(ids),
         known_ids=np.array([0 if cluster else 1 for cluster in ids]),
         known_classes=KNOWN,
+        known_clusters=0,
         counts=np.bincount(ids, minlength=4),
         truth=truth,
     ).write(folder / "reference.npz")

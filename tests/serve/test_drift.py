@@ -35,6 +35,7 @@ def bundle(tmp_path: Path) -> Bundle:
         embeddings=np.stack([np.cos(angles), np.sin(angles)], 1).astype(np.float32),
         known_ids=np.zeros(200, np.int64),
         known_classes=["owl"],
+        known_clusters=0,
         counts=np.array([100, 100, 0]),
         truth=[],
     )

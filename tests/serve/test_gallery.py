@@ -22,6 +22,7 @@ from ncd_serve.gallery.collection import Naming
 from ncd_serve.gallery.matching import best_match, contingency
 from ncd_serve.gallery.places import places, principal
 from ncd_serve.prediction import Candidate, Prediction
+from ncd_serve.reference import REFERENCE, Reference
 from ncd_serve.tables import write_rows
 from tests.contract.test_no_torch import heavy_imports
 from tests.serve.small_gallery import CHECKPOINT, HOSTILE_CLASS, KNOWN, SCRIPT, make_bundle, make_run
@@ -257,6 +258,14 @@ def test_names_of_a_bundle_that_tells_known_classes_too(run: Path, tmp_path: Pat
     names = [*KNOWN, "cluster-0", "heron"]
     naming = read_source(make_bundle(run, tmp_path / "bundle", cluster_names=names, open_world=True)).naming
     assert (naming.fixed, naming.defaults, naming.names) == (2, [*KNOWN, "cluster-0", "cluster-1"], {3: "heron"})
+
+
+def test_known_classes_of_an_open_world_keep_their_names(run: Path, tmp_path: Path) -> None:
+    folder = Path(shutil.copytree(run, tmp_path / "run"))
+    found = Reference.read(folder / REFERENCE)
+    replace(found, known_clusters=len(found.known_classes)).write(folder / REFERENCE)
+    naming = read_source(folder).naming
+    assert naming.fixed == 2 and naming.defaults == [*found.known_classes, "cluster-0", "cluster-1"]
 
 
 def test_names_of_the_bundle_in_a_run(tmp_path: Path) -> None:

@@ -22,6 +22,7 @@ def example(images: int = 7) -> Reference:
         embeddings=rng.random((images, 4), np.float32),
         known_ids=np.arange(images) % 2,
         known_classes=["gull", "owl"],
+        known_clusters=0,
         counts=np.bincount(np.arange(images) % 3, minlength=4),
         truth=[],
     )

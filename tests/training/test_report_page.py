@@ -116,6 +116,7 @@ def _reference() -> Reference:
         embeddings=np.ones((8, 2), np.float32),
         known_ids=np.zeros(8, np.int64),
         known_classes=["hen"],
+        known_clusters=0,
         counts=np.array([2, 6]),
         truth=[],
     )

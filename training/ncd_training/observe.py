@@ -48,6 +48,7 @@ def to_reference(setup: Setup, outputs: Outputs, *, checkpoint: Path) -> Referen
         embeddings=outputs.embedding,
         known_ids=outputs.nearest_known,
         known_classes=manifest.known_classes,
+        known_clusters=len(manifest.known_classes) if setup.config.model.heads == "open_world" else 0,
         counts=np.bincount(outputs.cluster_ids, minlength=outputs.clusters),
         truth=[names.get(number, str(number)) for number in manifest.truth or ()],
     ).sampled()
