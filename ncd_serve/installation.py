@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 
 Step = tuple[str, Callable[[], str]]
 
-EXTRAS = ("train", "export", "triton", "tensorboard")  # those that commands need
+FOR_DEVELOPERS = ("all", "dev", "docs")  # extras that no command needs
 CHILD_SECONDS = 120  # torch on a slow disk
 # y = x for one number: enough to see whether a provider starts.
 TINY_MODEL = bytes.fromhex(
@@ -54,8 +54,9 @@ def installation_steps() -> Iterator[Step]:
     """What is installed, and whether it works."""
     yield "python", _python
     yield "ncd-serve", partial(_packages, "")
-    for extra in EXTRAS:
-        yield f"extra {extra}", partial(_packages, extra)
+    for extra in metadata("ncd-serve").get_all("Provides-Extra") or ():
+        if extra not in FOR_DEVELOPERS:
+            yield f"extra {extra}", partial(_packages, extra)
     yield "torch", _torch
     yield "onnxruntime", _onnxruntime
     yield "onnxruntime cuda", partial(_provider, Device.CUDA, "'onnxruntime-gpu[cuda,cudnn]'")

@@ -17,7 +17,8 @@ import pytest
 import typer
 
 from ncd_serve.cli.app import app
-from ncd_serve.triton.install import find_triton
+from ncd_serve.errors import NcdError
+from ncd_serve.triton import find_triton
 
 ROOT = Path(__file__).parents[2]
 DOCS = ROOT / "docs"
@@ -38,8 +39,9 @@ class Block:
     def commands(self) -> Iterator[tuple[str, list[str]]]:
         """Each command with the lines that it is shown to print."""
         for part in re.split(r"^\$ ", self.text, flags=re.MULTILINE)[1:]:
-            command, *shown = part.splitlines()
-            yield command, shown
+            lines = part.splitlines()
+            end = next(number for number, line in enumerate(lines) if not line.endswith("\\"))
+            yield "\n".join(lines[: end + 1]), lines[end + 1 :]
 
 
 def blocks(page: str) -> list[Block]:
@@ -131,7 +133,7 @@ def run_page(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Run]:
             stdout=subprocess.PIPE,
             stderr=subprocess.STDOUT,
             text=True,
-            timeout=280,
+            timeout=600,
             check=False,
         )
 
@@ -168,7 +170,7 @@ def needs_server(page: str) -> None:
     if any("ncd-serve serve" in block.text for block in blocks(page) if block.kind == "console"):
         try:
             find_triton()
-        except Exception as error:
+        except NcdError as error:
             pytest.skip(f"no Triton here: {error}")
 
 
