@@ -1,6 +1,6 @@
 """A real Triton, started as the image starts it: as user 1000, without rights, on a root that cannot be written to.
 
-Two of them stand for two pods.
+Two of them stand for two pods: one has its models mounted, the other reads them from object storage.
 """
 
 from __future__ import annotations
@@ -28,15 +28,16 @@ from ncd_serve.triton import find_triton
 from ncd_serve.triton.install import TritonInstall
 from ncd_serve.triton.process import Ports, choose_ports
 from ncd_serve.triton.server import KILL_SECONDS
+from tests.deploy.object_storage import KEY, object_storage
 from tests.deploy.test_manifests import autoscaler_query
 
 pytestmark = pytest.mark.triton
-ROOT_OF_BOX = "/mnt"  # every Linux has it
+INSIDE = "/mnt"  # every Linux has it
 # What a container with `readOnlyRootFilesystem` and emptyDirs for /tmp and /dev/shm sees. The second namespace makes it
 # user 1000, and the exec as such takes all capabilities.
-BOX = f"""set -e
-mount --bind "$0" {ROOT_OF_BOX}
-mount -o remount,ro,bind {ROOT_OF_BOX}
+INTO_THE_BOX = f"""set -e
+mount --bind "$0" {INSIDE}
+mount -o remount,ro,bind {INSIDE}
 mount -t tmpfs tmpfs /tmp
 mount -t tmpfs tmpfs /dev/shm
 mount -o remount,ro,bind /
@@ -50,6 +51,7 @@ class Pod(NamedTuple):
     process: subprocess.Popen[bytes]
     ports: Ports
     probe: Path
+    log: Path
 
     def asks(self, question: str, pid: int | None = None) -> subprocess.CompletedProcess[str]:
         """The probe, as kubelet runs it, with another address."""
@@ -71,35 +73,62 @@ class Pod(NamedTuple):
         return int(found[1])
 
 
+class Box(NamedTuple):
+    """What an image holds, and what is mounted."""
+
+    install: TritonInstall
+    folder: Path
+    arguments: list[str]
+
+    def start(self, models: str, **credentials: str) -> Pod:
+        ports = choose_ports("127.0.0.1", None, None, None)
+        here = [f"--{name}-address=127.0.0.1" for name in ports._fields]
+        free = [f"--{name}-port={port}" for name, port in ports._asdict().items()]
+        server = [f"{INSIDE}/image/start.sh", f"--model-repository={models}", *here, *free, *self.arguments]
+        path = os.pathsep.join([str(self.install.executable.parent), self.install.environment()["PATH"]])
+        secrets = {"AWS_SECRET_ACCESS_KEY": "secret", "AWS_EC2_METADATA_DISABLED": "true", **credentials}
+        log = self.folder / f"{ports.http}.log"
+        with log.open("wb") as stream:
+            process = subprocess.Popen(
+                ["unshare", "--mount", "sh", "-c", INTO_THE_BOX, self.folder, "sh", *server],
+                cwd="/",
+                env={**self.install.environment(), "PATH": path, **secrets},
+                stdout=stream,
+                stderr=subprocess.STDOUT,
+            )
+        return Pod(process, ports, self.folder / "image" / "probe.py", log)
+
+
 @pytest.fixture(scope="module")
-def install() -> TritonInstall:
+def box(rendered: dict[Target, Path], repository: Path, tmp_path_factory: pytest.TempPathFactory) -> Box:
     try:
-        found = find_triton()
+        install = find_triton()
     except NcdError as error:
         pytest.skip(f"no Triton here: {error}")
     allowed = subprocess.run(["unshare", "--mount", "unshare", "--user", "true"], capture_output=True, check=False)
     if allowed.returncode and "CI" not in os.environ:
         pytest.skip("this user may not make namespaces")
-    return found
+    folder = tmp_path_factory.mktemp("box")
+    shutil.copytree(repository, folder / "models")
+    shutil.copytree(rendered[Target.HELM] / "image", folder / "image")
+    lacking = install.lay_out(folder / "backends")
+    return Box(install, folder, [argument.replace(str(folder), INSIDE) for argument in lacking])
 
 
 @pytest.fixture(scope="module")
-def pods(
-    install: TritonInstall, rendered: dict[Target, Path], repository: Path, tmp_path_factory: pytest.TempPathFactory
-) -> Iterator[list[Pod]]:
-    box = tmp_path_factory.mktemp("box")
-    shutil.copytree(repository, box / "models")
-    shutil.copytree(rendered[Target.HELM] / "image", box / "image")
-    lacking = [argument.replace(str(box), ROOT_OF_BOX) for argument in install.lay_out(box / "backends")]
-    started = []
+def bucket(box: Box) -> Iterator[str]:
+    with object_storage(box.folder) as port:
+        yield f"s3://http://127.0.0.1:{port}/bucket/models"
+
+
+@pytest.fixture(scope="module")
+def pods(box: Box, bucket: str) -> Iterator[list[Pod]]:
+    started = [box.start(f"{INSIDE}/models"), box.start(bucket, AWS_ACCESS_KEY_ID=KEY)]
     try:
-        for number in range(2):
-            started.append(start(install, box, lacking, box / f"{number}.log"))
+        deadline = time.monotonic() + 120
         for pod in started:
-            deadline = time.monotonic() + 120
             while (asked := pod.asks("ready")).returncode:
-                log = (box / f"{started.index(pod)}.log").read_text()
-                assert pod.process.poll() is None and time.monotonic() < deadline, f"{asked.stderr}\n{log}"
+                assert pod.process.poll() is None and time.monotonic() < deadline, asked.stderr + pod.log.read_text()
                 time.sleep(0.2)
         yield started
     finally:
@@ -109,31 +138,13 @@ def pods(
     assert ends == [0, 0]
 
 
-def start(install: TritonInstall, box: Path, lacking: list[str], log: Path) -> Pod:
-    ports = choose_ports("127.0.0.1", None, None, None)
-    here = [f"--{name}-address=127.0.0.1" for name in ports._fields]
-    free = [f"--{name}-port={port}" for name, port in ports._asdict().items()]
-    server = ["sh", f"{ROOT_OF_BOX}/image/start.sh", f"--model-repository={ROOT_OF_BOX}/models", *here, *free, *lacking]
-    environment = install.environment()
-    environment["PATH"] = os.pathsep.join([str(install.executable.parent), environment["PATH"]])
-    with log.open("wb") as stream:
-        process = subprocess.Popen(
-            ["unshare", "--mount", "sh", "-c", BOX, str(box), *server],
-            cwd="/",
-            env=environment,
-            stdout=stream,
-            stderr=subprocess.STDOUT,
-        )
-    return Pod(process, ports, box / "image" / "probe.py")
-
-
 def test_it_runs_without_rights(pods: list[Pod]) -> None:
     status = Path(f"/proc/{pods[0].process.pid}/status").read_text()
     assert re.search(r"^CapEff:\s+0+$", status, re.MULTILINE) and re.search(r"^NoNewPrivs:\s+1$", status, re.MULTILINE)
     mapped = Path(f"/proc/{pods[0].process.pid}/uid_map").read_text().split()
     assert mapped[0] == "1000"
     roots = [line.split() for line in Path(f"/proc/{pods[0].process.pid}/mountinfo").read_text().splitlines()]
-    assert all("ro" in entry[5].split(",") for entry in roots if entry[4] in ("/", ROOT_OF_BOX))
+    assert all("ro" in entry[5].split(",") for entry in roots if entry[4] in ("/", INSIDE))
 
 
 def test_probes_tell_a_server_that_answers_from_one_that_does_not(pods: list[Pod]) -> None:
@@ -148,6 +159,12 @@ def test_probes_tell_a_server_that_answers_from_one_that_does_not(pods: list[Pod
     assert gone.asks("ready").returncode == gone.asks("live").returncode == 1
 
 
+def test_missing_credentials_are_named_in_the_log(box: Box, bucket: str) -> None:
+    pod = box.start(bucket)
+    assert pod.process.wait(60) == 1
+    assert "Check account credentials" in pod.log.read_text()
+
+
 def test_administration_is_closed(pods: list[Pod]) -> None:
     for path in ("/v2/systemsharedmemory/status", "/v2/logging", "/v2/trace/setting"):
         assert pods[0].get(path)[0] == 403, path
@@ -156,8 +173,8 @@ def test_administration_is_closed(pods: list[Pod]) -> None:
         assert status >= 400 and "not allowed" in text
 
 
-def test_the_tested_server_is_the_one_in_the_image(pods: list[Pod], install: TritonInstall) -> None:
-    if install.source == "wheel":
+def test_the_tested_server_is_the_one_in_the_image(pods: list[Pod], box: Box) -> None:
+    if box.install.source == "wheel":
         release = re.search(r":([\d.]+)-py3$", TRITON_IMAGE)
         assert release and json.loads(pods[0].get("/v2")[1])["version"] == RELEASES[release[1]]
 

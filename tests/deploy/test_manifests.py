@@ -154,6 +154,14 @@ def autoscaler_query() -> str:
     return query.replace("<<.GroupBy>>", "pod").replace("<<.LabelMatchers>>", 'namespace="n",pod=~"a|new"')
 
 
+def test_questions_of_the_dashboard_are_promql(tool: Tool, tmp_path: Path) -> None:
+    panels = json.loads((SOURCES / "monitoring" / "dashboard.json").read_text())["panels"]
+    asked = [target["expr"].replace("$__rate_interval", "5m") for panel in panels for target in panel["targets"]]
+    rules = [{"record": f"question_{number}", "expr": expression} for number, expression in enumerate(asked)]
+    (tmp_path / "rules.yaml").write_text(yaml.safe_dump({"groups": [{"name": "dashboard", "rules": rules}]}))
+    assert f"{len(asked)} rules found" in tool("promtool", "check", "rules", tmp_path / "rules.yaml")
+
+
 def test_grafana_knows_every_field_of_the_dashboard(rendered: dict[Target, Path]) -> None:
     pytest.importorskip("grafana_foundation_sdk", reason="it needs Python 3.11")
     from grafana_foundation_sdk.cog.encoder import JSONEncoder
