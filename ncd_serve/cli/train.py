@@ -89,7 +89,8 @@ def train(
         if estimated and "RANK" in os.environ:
             raise UsageError("one process estimates the number of classes", hint="ask ncd-serve estimate-k first")
         folder = output or Path("runs") / _load("run_dir").default_run_name(setup.manifest.name)
-        run = _load("run_dir").RunDir.create(folder, setup.config)
+        runs = _load("run_dir").RunDir
+        run = runs.of_this_job(folder, setup.config) or runs.create(folder, setup.config)
         if estimated:
             setup = _load("probing").with_estimate(setup, run)
         _load("train").train(setup, run)

@@ -7,20 +7,31 @@ of the whole batch: pairs across ranks count, and the memories of all ranks hold
 from __future__ import annotations
 
 import os
-from collections.abc import Iterable, Iterator
-from contextlib import contextmanager
+import time
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
 from datetime import timedelta
-from typing import Any
+from hashlib import sha256
+from pathlib import Path
+from typing import Any, TypeVar
 
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
-from ncd_serve.errors import UsageError
+from ncd_serve.errors import NcdError, UsageError
+from ncd_serve.files import atomic_path
 from ncd_training.dual_branch import BranchOutput
 
-_PATIENCE = timedelta(days=1)  # ranks wait for the first one while it caches views or evaluates
+T = TypeVar("T")
+_STEP = timedelta(minutes=30)  # between the steps of two ranks; after that a machine is dead or cut off
+_PATIENCE = timedelta(days=30)  # while the first rank trains alone, looks at clusters or evaluates
+_UNTIL_ENDED = 30  # s, for torchrun to end the ranks that are left when one has failed
+
+
+class LostRanks(NcdError):
+    """Another process has ended or cannot be reached any more."""
 
 
 @dataclass(frozen=True)
@@ -29,23 +40,27 @@ class Ranks:
 
     rank: int = 0
     size: int = 1
+    local_rank: int = 0  # among those of the same machine
+    local_size: int = 1
+    machine: int = 0
+    patient: Any = None  # a group of them all that waits for as long as it takes
 
     @property
     def leads(self) -> bool:
         """Whether this one writes files and reports."""
         return self.rank == 0
 
-    def check(self, batch: int) -> None:
-        """Raise UsageError when a batch cannot be dealt out evenly."""
-        if batch % self.size:
-            raise UsageError(
-                f"a batch of {batch} images cannot be split over {self.size} processes",
-                hint="change optim.labelled_batch or optim.unlabelled_batch",
-            )
+    def share(self, items: list[T]) -> list[T]:
+        """This rank's part, e.g. of a batch."""
+        return items[self.rank :: self.size]
 
-    def share(self, batch: list[Any]) -> list[Any]:
-        """This rank's images of a batch."""
-        return batch[self.rank :: self.size]
+    def all_shares(self, own: list[T]) -> list[T]:
+        """What all ranks made of their shares, in the order of the whole."""
+        parts = self._everyones(own)
+        whole: list[Any] = [None] * sum(map(len, parts))
+        for rank, part in enumerate(parts):
+            whole[rank :: self.size] = part
+        return whole
 
     def gather(self, outputs: list[BranchOutput]) -> list[BranchOutput]:
         """The whole batch's outputs in its own order. Gradient flows into this rank's images."""
@@ -57,7 +72,7 @@ class Ranks:
     def _gather(self, own: Tensor) -> Tensor:
         own = own.contiguous()
         everyone = [torch.empty_like(own) for _ in range(self.size)]
-        dist.all_gather(everyone, own.detach())
+        _exchange(dist.all_gather, everyone, own.detach())
         everyone[self.rank] = own
         return torch.stack(everyone, dim=1).flatten(0, 1)
 
@@ -67,35 +82,94 @@ class Ranks:
             return
         gradients = [parameter.grad for parameter in parameters if parameter.grad is not None]
         together = torch.cat([gradient.flatten() for gradient in gradients])
-        dist.all_reduce(together)
+        _exchange(dist.all_reduce, together)
         for gradient, total in zip(gradients, together.split([g.numel() for g in gradients]), strict=True):
             gradient.copy_(total.view_as(gradient))
 
+    def wait(self) -> None:
+        """Until all ranks have come here, for as long as it takes."""
+        self._everyones(None)
+
+    def leaders(self, answer: T) -> T:
+        """The first rank's answer to a question about files, which others may see a little later."""
+        return self._everyones(answer)[0]
+
+    def agree(self, facts: str) -> None:
+        """Raise UsageError unless all ranks are about to do the same."""
+        if len(set(self._everyones(sha256(facts.encode()).digest()))) > 1:
+            raise UsageError(
+                "the processes have different settings or see different images",
+                hint="start the same command on every machine, on data in a shared folder",
+            )
+
+    def follow_leader(self, *modules: nn.Module) -> None:
+        """Wait for the first rank, then hold the same weights and memories as it does, to the last bit."""
+        self.wait()
+        for module in modules if self.size > 1 else ():
+            for tensor in module.state_dict().values():
+                leaders = tensor.contiguous()
+                _exchange(dist.broadcast, leaders, 0)
+                tensor.copy_(leaders)
+
+    def own_folder(self, folder: Path) -> Path:
+        """A folder that no other machine writes to, even where they share disks."""
+        return folder / f"machine-{self.machine}" if self.machine else folder
+
+    def local_part(self, items: Sequence[T]) -> tuple[int, Sequence[T]]:
+        """What this rank does of a machine's work, which is one piece, and where it starts."""
+        start, end = (len(items) * rank // self.local_size for rank in (self.local_rank, self.local_rank + 1))
+        return start, items[start:end]
+
     @contextmanager
-    def leader_first(self) -> Iterator[None]:
-        """Run a block on the first rank, then on the others, which find its files."""
-        if self.size > 1 and not self.leads:
-            dist.barrier()
-        yield
-        if self.size > 1 and self.leads:
-            dist.barrier()
+    def one_file(self, target: Path) -> Iterator[Path | None]:
+        """A file for the ranks of this machine to write together, None if there is one: whole or absent at any time."""
+        new = self.local_rank == 0 and not target.exists()
+        with atomic_path(target) if new else nullcontext() as unfinished:
+            yield self._everyones(unfinished)[self.rank - self.local_rank]
+            self.wait()
+        self.wait()
+
+    def _everyones(self, value: T) -> list[T]:
+        if self.size == 1:
+            return [value]
+        values: list[Any] = [None] * self.size
+        _exchange(dist.all_gather_object, values, value, group=self.patient)
+        return values
 
 
-@contextmanager
-def joined_ranks() -> Iterator[Ranks]:
+def join() -> Ranks:
     """The processes that `torchrun` started, or just this one."""
-    size = int(os.environ.get("WORLD_SIZE", "1"))
+    size, local = int(os.environ.get("WORLD_SIZE", "1")), int(os.environ.get("LOCAL_RANK", "0"))
     if size == 1:
-        yield Ranks()
-        return
-    cuda = torch.cuda.is_available()
-    if cuda:
-        torch.cuda.set_device(int(os.environ["LOCAL_RANK"]))
-    dist.init_process_group("nccl" if cuda else "gloo", timeout=_PATIENCE)
-    try:
-        yield Ranks(dist.get_rank(), size)
-    finally:
+        return Ranks()
+    if not dist.is_initialized():
+        cuda = torch.cuda.is_available()
+        if cuda:
+            torch.cuda.set_device(local)
+        _exchange(dist.init_process_group, "nccl" if cuda else "gloo", timeout=_STEP)
+    return Ranks(
+        dist.get_rank(),
+        size,
+        local,
+        int(os.environ["LOCAL_WORLD_SIZE"]),
+        int(os.environ["GROUP_RANK"]),
+        dist.new_group(backend="gloo", timeout=_PATIENCE),
+    )
+
+
+def leave() -> None:
+    """The work is done. Ranks that fail just end: taking leave of one that is gone might never return."""
+    if dist.is_initialized():
         dist.destroy_process_group()
+
+
+def _exchange(operation: Callable[..., object], *arguments: Any, **more: Any) -> None:
+    """Something that all ranks do together. When one of them ends, it has said why, so the others are quiet."""
+    try:
+        operation(*arguments, **more)
+    except RuntimeError as error:
+        time.sleep(_UNTIL_ENDED)
+        raise LostRanks(f"lost the other processes: {error}", hint="the one that ended first says why") from None
 
 
 class GlobalBatchNorm(nn.BatchNorm2d):
@@ -141,7 +215,7 @@ class _SumOverRanks(torch.autograd.Function):
     @staticmethod
     def forward(_context: Any, values: Tensor) -> Tensor:
         total = values.clone()
-        dist.all_reduce(total)
+        _exchange(dist.all_reduce, total)
         return total
 
     @staticmethod

@@ -46,11 +46,19 @@ class RunDir:
         return run
 
     @classmethod
+    def of_this_job(cls, path: Path, config: TrainConfig) -> RunDir | None:
+        """The run that torchrun began here with the same settings before it started its processes again."""
+        run, job = cls(path), _job()
+        if job is None or run._facts.get("job") != job or run._config_file.read_text() != config.to_toml():
+            return None
+        return run
+
+    @classmethod
     def open(cls, path: Path, *, command: str = "train") -> RunDir:
         """An existing run directory that a command made."""
-        if not (path / "config.toml").is_file():
-            raise DataError(f"{path} is not a run directory", hint=f"ncd-serve {command} makes one")
         run = cls(path)
+        if not run._config_file.is_file():
+            raise DataError(f"{path} is not a run directory", hint=f"ncd-serve {command} makes one")
         if run.made_by != command:
             raise DataError(
                 f"{path} is a run of `ncd-serve {run.made_by}`, not of `ncd-serve {command}`",
@@ -60,11 +68,15 @@ class RunDir:
 
     def config(self) -> TrainConfig:
         """The configuration that the run was started with."""
-        return resolve_config(config_file=self.path / "config.toml")
+        return resolve_config(config_file=self._config_file)
 
     def write_config(self, config: TrainConfig) -> None:
         """Keep a resolved configuration."""
-        write_text(self.path / "config.toml", config.to_toml())
+        write_text(self._config_file, config.to_toml())
+
+    @property
+    def _config_file(self) -> Path:
+        return self.path / "config.toml"
 
     @property
     def environment(self) -> Path:
@@ -74,8 +86,11 @@ class RunDir:
     @property
     def made_by(self) -> str:
         """The command that made the run: train or pretrain."""
-        facts = json.loads(self.environment.read_text()) if self.environment.exists() else {}
-        return str(facts.get("made_by", "train"))
+        return str(self._facts.get("made_by", "train"))
+
+    @property
+    def _facts(self) -> dict[str, Any]:
+        return json.loads(self.environment.read_text()) if self.environment.exists() else {}
 
     @property
     def next_step(self) -> str:
@@ -114,6 +129,12 @@ class RunDir:
         """All of it on one page, for people."""
         return self.path / "report.html"
 
+    def drop_unfinished(self) -> None:
+        """Remove the large files that a killed process was writing."""
+        for folder in (self.cache, self.checkpoint.parent):
+            for leftover in folder.rglob(".*"):
+                leftover.unlink()
+
     def drop_cache(self) -> None:
         """Remove cached trunk views that nobody asked to keep elsewhere."""
         shutil.rmtree(self.cache, ignore_errors=True)
@@ -145,7 +166,7 @@ class RunDir:
 
     def note_start(self, findings: list[str], weights: dict[str, Any] | None, *, device: str) -> None:
         """Keep what is known when training starts: images left out, the file of initial weights, the device."""
-        write_json(self.environment, {**json.loads(self.environment.read_text()), "device": device})
+        write_json(self.environment, {**self._facts, "device": device})
         if findings:
             write_text(self.path / "skipped.txt", "\n".join(findings) + "\n")
         if weights:
@@ -177,10 +198,18 @@ def default_run_name(dataset: str) -> str:
     return f"{dataset}-{datetime.now():%Y%m%d-%H%M%S}"
 
 
+def _job() -> str | None:
+    """Which start of torchrun this process belongs to, however often torchrun has started its processes."""
+    name = os.environ.get("TORCHELASTIC_RUN_ID")
+    # What torchrun is called unless it is told otherwise; then its process has to do.
+    return f"{platform.node()}, process {os.getppid()}" if name == "none" else name
+
+
 def _environment() -> dict[str, Any]:
     return {
         "created": datetime.now(timezone.utc).isoformat(timespec="seconds"),
         "command": sys.argv,
+        "job": _job(),
         "folder": str(Path.cwd()),
         "python": platform.python_version(),
         "machine": platform.platform(),

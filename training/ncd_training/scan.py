@@ -12,7 +12,7 @@ from typing import NamedTuple, TypeVar
 from ncd_serve.errors import DataError
 from ncd_serve.preprocess import open_image, read_image
 from ncd_training.manifest import Manifest
-from ncd_training.parallel import in_threads
+from ncd_training.parallel import in_processes
 from ncd_training.progress import Track
 
 T = TypeVar("T")
@@ -57,7 +57,7 @@ def scan(manifest: Manifest, *, track: Track, strict: bool = False) -> tuple[Man
         [path for path, _ in manifest.novel_test],
     ]
     paths = [path for group in groups for path in group]
-    looks = list(track(in_threads(_look, paths), "checking images", len(paths)))
+    looks = in_processes(_look, paths, track=track, what="checking images")
     unreadable = [look.problem for look in looks]
     repeated = _repeated(paths, looks)
     reasons = unreadable if manifest.published else [a or b for a, b in zip(unreadable, repeated, strict=True)]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
@@ -71,6 +72,7 @@ def prepare_images(config: TrainConfig, console: Console) -> Setup:
 
 def prepare(config: TrainConfig, console: Console) -> Setup:
     """Find and look at everything that a run needs."""
+    _check_processes(config.optim)
     manifest = load_manifest(config.data, track=progress.on(console))
     clusters = config.data.novel_classes or manifest.novel_classes
     if clusters is None:
@@ -85,6 +87,16 @@ def prepare(config: TrainConfig, console: Console) -> Setup:
     if clusters != "auto":
         manifest.check(setup.clusters)
     return setup
+
+
+def _check_processes(optim: OptimConfig) -> None:
+    """Each of the processes that torchrun has started gets an equal part of a batch."""
+    processes, batch = int(os.environ.get("WORLD_SIZE", "1")), optim.labelled_batch + optim.unlabelled_batch
+    if batch % processes:
+        raise UsageError(
+            f"a batch of {batch} images cannot be split over {processes} processes",
+            hint="change optim.labelled_batch or optim.unlabelled_batch",
+        )
 
 
 def _check_estimate(manifest: Manifest, most: int | None) -> None:

@@ -26,7 +26,7 @@ from ncd_training.observe import to_reference
 from ncd_training.plan import device_name, print_cost, print_plan
 from ncd_training.plots import CurvePlots, draw_curves
 from ncd_training.precision import Precision
-from ncd_training.ranks import Ranks, joined_ranks, with_global_batch_norm
+from ncd_training.ranks import Ranks, join, leave, with_global_batch_norm
 from ncd_training.report_page import write_report
 from ncd_training.run_dir import RunDir
 from ncd_training.run_log import RunLog
@@ -38,21 +38,26 @@ from ncd_training.weights import initial_trunk
 
 
 def train(setup: Setup, run: RunDir) -> None:
-    """Train from the start into a new run directory."""
+    """Train from the start into a new run directory; go on with it where torchrun starts its processes again."""
     with _logged(setup, run) as (setup, ranks, log):
-        with ranks.leader_first():
-            if ranks.leads:
-                _start(setup, run, processes=ranks.size)
-        _fit(setup, load_state(setup, run, ranks), run, log)
+        if ranks.leaders(run.checkpoint.exists()):
+            _go_on(setup, run, ranks, log)
+        else:
+            _start(setup, run, ranks)
+            _fit(setup, load_state(setup, run, ranks), run, log)
 
 
 def resume(setup: Setup, run: RunDir) -> None:
     """Go on with an interrupted run, to the same weights as if it had never stopped."""
     with _logged(setup, run) as (setup, ranks, log):
-        state = load_state(setup, run, ranks)
-        text = f"resuming {run.path} after epoch {state.epoch} of {setup.config.optim.epochs}"
-        setup.console.print(text, soft_wrap=True)
-        _fit(setup, state, run, log)
+        _go_on(setup, run, ranks, log)
+
+
+def _go_on(setup: Setup, run: RunDir, ranks: Ranks, log: RunLog) -> None:
+    state = load_state(setup, run, ranks)
+    text = f"resuming {run.path} after epoch {state.epoch} of {setup.config.optim.epochs}"
+    setup.console.print(text, soft_wrap=True)
+    _fit(setup, state, run, log)
 
 
 def dry_run(setup: Setup) -> None:
@@ -75,15 +80,33 @@ def load_state(setup: Setup, run: RunDir, ranks: Ranks | None = None, checkpoint
 @contextmanager
 def _logged(setup: Setup, run: RunDir) -> Iterator[tuple[Setup, Ranks, RunLog]]:
     """The processes that train together; the first one talks, and what it says is logged."""
-    with joined_ranks() as ranks:
-        if not ranks.leads:
-            setup = replace(setup, console=Console(quiet=True))
-        with RunLog(run.log if ranks.leads else None, setup.console) as log:
-            yield setup, ranks, log
+    ranks = join()
+    if ranks.leads:
+        run.drop_unfinished()
+    else:
+        setup = replace(setup, console=Console(quiet=True))
+    with RunLog(run.log if ranks.leads else None, setup.console) as log:
+        ranks.agree(f"{setup.config.to_toml()} {setup.manifest}")
+        yield setup, ranks, log
+        ranks.wait()  # the first one evaluates; torchrun would not let it end long after the others
+    leave()
 
 
-def _start(setup: Setup, run: RunDir, *, processes: int) -> None:
-    """The plan, then all that comes before the branches part; ends in the checkpoint from which every rank starts."""
+def _start(setup: Setup, run: RunDir, ranks: Ranks) -> None:
+    """All that comes before the branches part; ends in the checkpoint from which every rank starts."""
+    if ranks.leads:
+        state = _teach_trunk(setup, run, processes=ranks.size)
+    else:
+        state = build_state(setup, initial_trunk(setup.config, weights=None)[0])
+    ranks.follow_leader(state.model.trunk)
+    material = gather(setup, state.model, run, ranks)
+    if ranks.leads:
+        _teach_branches(setup, state, run, material)
+    ranks.wait()
+
+
+def _teach_trunk(setup: Setup, run: RunDir, *, processes: int) -> TrainState:
+    """The plan, and what comes before the trunk is frozen."""
     config, plan = setup.config, _batch_plan(setup)
     parts, origin = initial_trunk(config, weights=config.model.weights)
     print_plan(setup, steps=len(plan), origin=origin, folder=run.path)
@@ -97,7 +120,12 @@ def _start(setup: Setup, run: RunDir, *, processes: int) -> None:
     if config.from_labels.epochs:
         pictures = FileViews(setup.manifest.images, config.data)
         train_from_labels(state.model, pictures, torch.tensor(setup.labels), config, track=setup.track)
-    material = gather(setup, state.model, run)
+    return state
+
+
+def _teach_branches(setup: Setup, state: TrainState, run: RunDir, material: Material) -> None:
+    """What comes on the frozen trunk, and a first look at it."""
+    config = setup.config
     if config.supervised.epochs:
         train_supervised(state.model, material.views, material.labels, config, track=setup.track)
     state.objective.before_training(state, material)
@@ -141,9 +169,7 @@ def _optimizer(model: DualBranchModel, optim: OptimConfig) -> torch.optim.Optimi
 
 def _fit(setup: Setup, state: TrainState, run: RunDir, log: RunLog) -> None:
     config, ranks, plan = setup.config, state.ranks, _batch_plan(setup)
-    ranks.check(config.optim.labelled_batch + config.optim.unlabelled_batch)
-    with ranks.leader_first():
-        material = gather(setup, state.model, run)
+    material = gather(setup, state.model, run, ranks)
     loader = batches(material.views, plan, workers=config.data.workers, ranks=ranks)
     if config.optim.compile:
         state.model.compile()
@@ -155,6 +181,7 @@ def _fit(setup: Setup, state: TrainState, run: RunDir, log: RunLog) -> None:
             while state.epoch < epochs:
                 display.say("preparing")
                 state.objective.before_epoch(state, material)
+                ranks.follow_leader(state.model.branches, state.objective)
                 terms = train_epoch(state, display.steps(loader), plan, material.labels, config)
                 if not ranks.leads:
                     continue
@@ -196,17 +223,17 @@ def _board(
     return tensorboard(run.path / "tensorboard", epochs_done=state.epoch)
 
 
-def gather(setup: Setup, model: DualBranchModel, run: RunDir) -> Material:
+def gather(setup: Setup, model: DualBranchModel, run: RunDir, ranks: Ranks | None = None) -> Material:
     """What a method may look at; views are cached here if they are to be."""
-    views = _views(setup, model, run)
+    views = _views(setup, model, run, ranks)
     return Material(views, torch.tensor(setup.labels), setup.manifest.unlabelled, setup.config, setup.track)
 
 
-def _views(setup: Setup, model: DualBranchModel, run: RunDir) -> FileViews | CachedViews:
+def _views(setup: Setup, model: DualBranchModel, run: RunDir, ranks: Ranks | None) -> FileViews | CachedViews:
     data, images = setup.config.data, setup.manifest.images
     if not data.cache_views:
         return FileViews(images, data)
     folder = data.cache_dir or run.cache
     size = cache_bytes(model.trunk, len(images), data)
     setup.console.print(f"trunk maps of {data.cache_views} views of each image: {size / 1e6:,.0f} MB in {folder}")
-    return cache_views(model.trunk, images, data, folder=folder, track=setup.track)
+    return cache_views(model.trunk, images, data, folder=folder, track=setup.track, ranks=ranks)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+import os
 from collections.abc import Iterator, Sequence
 from copy import copy
 from dataclasses import dataclass
@@ -16,10 +17,10 @@ import torch
 from torch import Tensor
 from torch.utils.data import DataLoader, Dataset, Sampler
 
-from ncd_serve.files import atomic_path
 from ncd_serve.preprocess import open_image
 from ncd_training.augment import build_augmentation, smallest_part
 from ncd_training.randomness import Purpose, seed_for
+from ncd_training.ranks import Ranks
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -28,7 +29,8 @@ if TYPE_CHECKING:
     from ncd_training.config import DataConfig
     from ncd_training.dual_branch import Trunk
     from ncd_training.progress import Track
-    from ncd_training.ranks import Ranks
+
+_CACHE_BATCH = 16
 
 
 @dataclass(frozen=True)
@@ -154,33 +156,54 @@ def batches(
     return DataLoader(views, batch_sampler=sampler, num_workers=workers, persistent_workers=workers > 0)
 
 
-def cache_views(trunk: Trunk, paths: Sequence[Path], data: DataConfig, *, folder: Path, track: Track) -> CachedViews:
+def cache_views(
+    trunk: Trunk, paths: Sequence[Path], data: DataConfig, *, folder: Path, track: Track, ranks: Ranks | None = None
+) -> CachedViews:
     """Compute the trunk's maps of `data.cache_views` views of every image, unless the same were computed before.
 
-    Which views these are does not depend on a run's seed, so that runs with several seeds can share them.
+    Which views these are does not depend on a run's seed, so that runs with several seeds can share them. Of several
+    training processes, those of a machine compute its file together.
     """
-    target = folder / f"views-{_fingerprint(trunk, paths, data)}.npy"
-    if not target.exists():
-        requests = [ViewRequest(index, _cache_seeds(index, data.cache_views)) for index in range(len(paths))]
-        with atomic_path(target) as temporary:
-            _write_maps(trunk, FileViews(paths, data), requests, temporary, workers=data.workers, track=track)
+    ranks = ranks or Ranks()
+    target = ranks.own_folder(folder) / f"views-{_fingerprint(trunk, paths, data)}.npy"
+    with ranks.one_file(target) as unfinished:
+        if unfinished is not None:
+            requests = [ViewRequest(index, _cache_seeds(index, data.cache_views)) for index in range(len(paths))]
+            views = FileViews(paths, data)
+            _write_maps(trunk, views, requests, unfinished, workers=data.workers, track=track, ranks=ranks)
     return CachedViews(target)
 
 
 def cache_bytes(trunk: Trunk, images: int, data: DataConfig) -> int:
-    """How large the cache will be, float16."""
-    return images * data.cache_views * math.prod(_map_shape(trunk, data.resolution)) * 2
+    """How large the cache will be."""
+    return images * data.cache_views * view_bytes(trunk, data.resolution)
+
+
+def view_bytes(trunk: Trunk, resolution: int) -> int:
+    """How large a cached view is, in float16."""
+    return math.prod(_map_shape(trunk, resolution)) * 2
 
 
 @torch.no_grad()
 def _write_maps(
-    trunk: Trunk, views: FileViews, requests: list[ViewRequest], target: Path, *, workers: int, track: Track
+    trunk: Trunk,
+    views: FileViews,
+    requests: list[ViewRequest],
+    target: Path,
+    *,
+    workers: int,
+    track: Track,
+    ranks: Ranks,
 ) -> None:
+    """This process's part of the file. Whole batches: what else is in its batch may change a map's last bits."""
     device = trunk.mean.device
     shape = (len(requests), len(requests[0].seeds), *_map_shape(trunk, views[requests[0]][0].shape[-1]))
-    with target.open("wb") as stream:
+    groups = [requests[start : start + _CACHE_BATCH] for start in range(0, len(requests), _CACHE_BATCH)]
+    start, mine = ranks.local_part(groups)
+    with target.open("r+b") as stream:
         np.lib.format.write_array_header_2_0(stream, {"descr": "<f2", "fortran_order": False, "shape": shape})
-        loader = DataLoader(views, sampler=requests, batch_size=16, num_workers=workers)
+        stream.seek(start * _CACHE_BATCH * math.prod(shape[1:]) * 2, os.SEEK_CUR)
+        loader = DataLoader(views, batch_sampler=mine, num_workers=workers)
         for stacked in track(loader, "caching trunk views", len(loader)):
             images = torch.stack(stacked, dim=1)
             maps = trunk.maps(images.flatten(0, 1).to(device, memory_format=torch.channels_last)).half().cpu()
