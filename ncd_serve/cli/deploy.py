@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -61,13 +62,19 @@ def render(
 
 def _next(facts: Deployment, target: Target, folder: Path) -> list[str]:
     """The commands that bring it up."""
+    place, repository = shlex.quote(str(folder)), shlex.quote(str(facts.repository))
     if target == Target.COMPOSE:
-        return [f"docker compose --project-directory {folder} up --build --detach"]
-    baked = f"--target baked --build-context repository={facts.repository}"
-    build = f"docker build {'--target server' if facts.repository_uri else baked} --tag {facts.image} {folder}/image"
-    upload = [f"copy {facts.repository} to {facts.repository_uri}"] if facts.repository_uri else []
+        return [f"docker compose --project-directory {place} up --build --detach"]
+    models = "--target server" if facts.repository_uri else f"--target baked --build-context repository={repository}"
+    upload = [f"copy {repository} to {facts.repository_uri}"] if facts.repository_uri else []
+    anywhere = "" if "/" in facts.image else "    (--image REGISTRY/NAME:TAG if the cluster has another registry)"
     install = {
-        Target.HELM: f"helm install {facts.name} {folder}/chart",
-        Target.KSERVE: f"kubectl apply --filename {folder}/inferenceservice.yaml",
-    }[target]
-    return [*upload, build, f"docker push {facts.image}", install]
+        Target.HELM: f"helm install {facts.name} {place}/chart",
+        Target.KSERVE: f"kubectl apply --filename {place}/inferenceservice.yaml",
+    }
+    return [
+        *upload,
+        f"docker build {models} --tag {facts.image} {place}/image",
+        f"docker push {facts.image}{anywhere}",
+        install[target],
+    ]

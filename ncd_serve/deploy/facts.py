@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 # The release whose server our tests run: 24.10 is NVIDIA's name for 2.51.0.
 TRITON_IMAGE = "nvcr.io/nvidia/tritonserver:24.10-py3"
 SHARED_MEMORY_MIB = 1024
-OVERHEAD_MIB = 1536
+OVERHEAD_MIB = SHARED_MEMORY_MIB + 512
 GPU_CPUS = 4  # the model is elsewhere: these decode images
 
 _LABEL = re.compile(r"[A-Za-z0-9]([A-Za-z0-9_.-]{0,61}[A-Za-z0-9])?")  # what Kubernetes takes as one

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import re
 from pathlib import Path
@@ -97,13 +98,22 @@ def test_operator_resources_hold_what_they_may(tool: Tool, chart: Manifests, tmp
     tool("promtool", "check", "rules", rule)
 
 
-def test_kserve_resources_are_strictly_valid(rendered: dict[Target, Path], deployment: Deployment) -> None:
-    entries = list(yaml.safe_load_all((rendered[Target.KSERVE] / "inferenceservice.yaml").read_text()))
-    for entry in entries:
-        validate_kserve(entry)
-    runtime, service = entries
-    assert service["spec"]["predictor"]["model"]["runtime"] == runtime["metadata"]["name"] == deployment.name
-    assert service["spec"]["predictor"]["model"]["modelFormat"] in runtime["spec"]["supportedModelFormats"]
+def test_kserve_resources_are_strictly_valid(
+    deployment: Deployment, gpu_deployment: Deployment, tmp_path: Path
+) -> None:
+    stored = dataclasses.replace(gpu_deployment, repository_uri="gs://birds/models", storage="gs")
+    for one in (deployment, stored):
+        render(one, Target.KSERVE, tmp_path / "out")
+        runtime, service = yaml.safe_load_all((tmp_path / "out" / "inferenceservice.yaml").read_text())
+        validate_kserve(runtime)
+        validate_kserve(service)
+        model = service["spec"]["predictor"]["model"]
+        assert model["runtime"] == runtime["metadata"]["name"] == one.name
+        assert model["modelFormat"] in runtime["spec"]["supportedModelFormats"]
+        assert model["protocolVersion"] in runtime["spec"]["protocolVersions"]
+        assert model.get("storageUri", "") == one.repository_uri
+    assert runtime["spec"]["containers"][0]["args"] == ["--model-repository=/mnt/models"]
+    assert runtime["spec"]["containers"][0]["resources"]["limits"]["nvidia.com/gpu"] == 1
 
 
 def test_compose_files_are_valid(rendered: dict[Target, Path], gpu: dict[Target, Path], deployment: Deployment) -> None:
