@@ -57,3 +57,9 @@ def test_assign_and_drift_stay_light(bundle: Path, glyphs: Path, tmp_path: Path)
     assert heavy_imports("assign", glyphs / "test", "--bundle", bundle, "--out", rows) == ""
     assert heavy_imports("drift", rows, "--bundle", bundle) == ""
     assert (tmp_path / "rows.csv.drift.svg").is_file()
+
+
+def test_deploying_stays_light(bundle: Path, repository: Path, tmp_path: Path) -> None:
+    where = ("--bundle", bundle, "--repository", repository, "--out", tmp_path / "out")
+    assert heavy_imports("deploy", "render", "helm", *where) == ""
+    assert (tmp_path / "out" / "chart" / "Chart.yaml").is_file()
