@@ -4,15 +4,16 @@ from __future__ import annotations
 
 import bz2
 import gzip
+import io
 import lzma
 import tarfile
 import zipfile
 import zlib
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from functools import partial
 from pathlib import Path, PureWindowsPath
-from typing import IO, Any
+from typing import IO, Any, Literal, Protocol
 
 from ncd_serve.errors import DataError
 from ncd_serve.images import SUFFIXES, Source, no_images, printable
@@ -20,8 +21,8 @@ from ncd_serve.preprocess import MAX_BYTES
 
 # Images hardly shrink in an archive: one that unpacks to much more than this was made to hurt.
 MAX_GROWTH = 200
-_TARS: dict[str, Callable[[Path], Any]] = {
-    ".tar": lambda path: path.open("rb"),
+_TARS: dict[str, Callable[[IO[bytes]], Any]] = {
+    ".tar": nullcontext,
     ".tar.gz": gzip.open,
     ".tgz": gzip.open,
     ".tar.bz2": bz2.open,
@@ -32,18 +33,31 @@ _ZIP_METHODS = (zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED)
 _DAMAGE = (tarfile.TarError, zipfile.BadZipFile, zlib.error, lzma.LZMAError, EOFError, OSError, ValueError)
 
 
-def is_archive(path: Path) -> bool:
+class Archive(Protocol):
+    """What is asked of an archive: a `Path` has it, and a file elsewhere can."""
+
+    @property
+    def name(self) -> str:
+        """Its last part, by whose end we know its kind."""
+        ...
+
+    def open(self, mode: Literal["rb"]) -> IO[bytes]:
+        """Its bytes, from where one can go back."""
+        ...
+
+
+def is_archive(path: Archive) -> bool:
     """Whether a file's name says that it is an archive."""
     return path.name.lower().endswith((".zip", *_TARS))
 
 
-def images_in_archive(archive: Path) -> tuple[Iterator[Source], int | None]:
+def images_in_archive(archive: Archive) -> tuple[Iterator[Source], int | None]:
     """The images in an archive in its order, and how many if that is cheap to know; DataError if it is no archive.
 
     A tar that turns out to be damaged, or to hold no image, gets a row of its own that says so.
     """
     try:
-        if archive.suffix.lower() == ".zip":
+        if archive.name.lower().endswith(".zip"):
             return _zipped(archive)
         with _open_tar(archive):
             return _tarred(archive), None
@@ -51,8 +65,9 @@ def images_in_archive(archive: Path) -> tuple[Iterator[Source], int | None]:
         raise DataError(f"{archive} is not a readable archive: {error}", hint="check the file") from None
 
 
-def _zipped(archive: Path) -> tuple[Iterator[Source], int]:
-    opened = zipfile.ZipFile(archive)
+def _zipped(archive: Archive) -> tuple[Iterator[Source], int]:
+    # A path, where there is one: then what is opened is closed with the archive.
+    opened = zipfile.ZipFile(archive if isinstance(archive, Path) else archive.open("rb"))
     found = [info for info in opened.infolist() if not info.is_dir() and _is_image(info.filename)]
     if not found:
         raise no_images(archive)
@@ -70,7 +85,7 @@ def _unzip(archive: zipfile.ZipFile, info: zipfile.ZipInfo) -> bytes:
         raise DataError(f"cannot be read: {error}") from None
 
 
-def _tarred(archive: Path) -> Iterator[Source]:
+def _tarred(archive: Archive) -> Iterator[Source]:
     """Read while walking: the members of a compressed tar can be had in their order alone."""
     empty = True
     try:
@@ -87,7 +102,7 @@ def _tarred(archive: Path) -> Iterator[Source]:
         yield Source.broken(printable(archive), f"nothing more can be read: {error}")
 
 
-def _untar(archive: Path, opened: Any, info: tarfile.TarInfo) -> Source:
+def _untar(archive: Archive, opened: Any, info: tarfile.TarInfo) -> Source:
     path = _row_path(archive, info.name)
     try:
         _check(info.name, info.size)
@@ -101,10 +116,12 @@ def _untar(archive: Path, opened: Any, info: tarfile.TarInfo) -> Source:
 
 
 @contextmanager
-def _open_tar(archive: Path) -> Iterator[Any]:
+def _open_tar(archive: Archive) -> Iterator[Any]:
     opener = next(opener for suffix, opener in _TARS.items() if archive.name.lower().endswith(suffix))
-    with opener(archive) as stream:
-        limited: Any = _Limited(stream, MAX_GROWTH * archive.stat().st_size + MAX_BYTES)
+    with archive.open("rb") as packed, opener(packed) as stream:
+        size = packed.seek(0, io.SEEK_END)
+        packed.seek(0)
+        limited: Any = _Limited(stream, MAX_GROWTH * size + MAX_BYTES)
         with tarfile.TarFile(fileobj=limited) as opened:
             yield opened
 
@@ -148,5 +165,5 @@ def _is_image(name: str) -> bool:
     return path.suffix.lower() in SUFFIXES and not hidden
 
 
-def _row_path(archive: Path, member: str) -> str:
+def _row_path(archive: Archive, member: str) -> str:
     return printable(f"{archive}/{member.removeprefix('./')}")

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from pathlib import Path
+from pathlib import Path, PurePath
 from typing import TYPE_CHECKING, NamedTuple
 
 from ncd_serve.errors import DataError
@@ -52,17 +52,16 @@ def find_images(sources: Iterable[Path]) -> list[Path]:
     return found
 
 
-def no_images(source: Path) -> DataError:
+def no_images(source: object) -> DataError:
     """The error of a folder or an archive that holds none."""
     return DataError(f"no images in {source}", hint=f"it needs files ending in {', '.join(sorted(SUFFIXES))}")
 
 
 def images_in(folder: Path) -> list[Path]:
     """All images below a folder, sorted."""
-    return sorted(
-        path
-        for path in folder.rglob("*")
-        if path.suffix.lower() in SUFFIXES
-        and not any(part.startswith(".") for part in path.relative_to(folder).parts)
-        and path.is_file()
-    )
+    return sorted(path for path in folder.rglob("*") if is_image(path.relative_to(folder)) and path.is_file())
+
+
+def is_image(path: PurePath) -> bool:
+    """Whether the name of a file, below the folder that was named, says that it is an image; hidden ones are not."""
+    return path.suffix.lower() in SUFFIXES and not any(part.startswith(".") for part in path.parts)

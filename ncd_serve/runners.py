@@ -119,10 +119,10 @@ class OnnxRunner:
     max_batch = 64
     in_flight = 1  # one call uses all cores
 
-    def __init__(self, bundle: Bundle, *, device: Device = Device.CPU) -> None:
+    def __init__(self, bundle: Bundle, *, device: Device = Device.CPU, threads: int = 0) -> None:
         self.preprocess = bundle.manifest.preprocess
         self.cluster_names = bundle.manifest.cluster_names
-        self._session = open_session(bundle.model_path, device=device)
+        self._session = open_session(bundle.model_path, threads=threads, device=device)
         self.provider = self._session.get_providers()[0]
         can_judge = "fit" in {output.name for output in self._session.get_outputs()}
         self._wanted = ["probabilities", "fit"] if can_judge else ["probabilities"]

@@ -51,20 +51,31 @@ def _expand(word: str | Path, allow_urls: bool) -> Sources:
         return Sources(iter([_from_url(text)]), 1)
     if path.is_file() and is_archive(path):
         return Sources(*images_in_archive(path))
-    # What exists is meant as it is, also when its name looks like a pattern. Path.glob takes no absolute patterns.
-    matches = [] if path.exists() else [Path(match) for match in sorted(glob(text, recursive=True))]  # noqa: PTH207
-    files = find_images(matches or [path])
+    files = find_images(matching(text))
     return Sources(map(Source.of, files), len(files))
+
+
+def matching(word: str) -> list[Path]:
+    """What a path or a pattern means; one that means nothing is a path."""
+    # What exists is meant as it is, also when its name looks like a pattern. Path.glob takes no absolute patterns.
+    matches = [] if Path(word).exists() else sorted(glob(word, recursive=True))  # noqa: PTH207
+    return [Path(match) for match in matches or [word]]
+
+
+def listed() -> Iterator[str]:
+    """The lines of standard input that are not empty."""
+    for line in sys.stdin.buffer:
+        if text := os.fsdecode(line.rstrip(b"\r\n")):
+            yield text
 
 
 def _listed(allow_urls: bool) -> Iterator[Source]:
     """One image for each line of standard input; a line that names none becomes a row that says so."""
-    for line in sys.stdin.buffer:
-        text = os.fsdecode(line.rstrip(b"\r\n"))
-        if _URL.match(text):
-            yield _from_url(text) if allow_urls else Source.broken(printable(text), "a URL, but no --allow-urls")
-        elif text:
+    for text in listed():
+        if not _URL.match(text):
             yield Source.of(Path(text))
+        else:
+            yield _from_url(text) if allow_urls else Source.broken(printable(text), "a URL, but no --allow-urls")
 
 
 def _from_url(url: str) -> Source:

@@ -82,6 +82,11 @@ def write_jsonl(rows: Iterable[Prediction], stream: TextIO) -> None:
         stream.flush()
 
 
+def write_parquet(rows: Iterable[Prediction], target: Path) -> None:
+    """A Parquet file of the rows, in groups that bound what is held at once."""
+    _write_parquet(map(_record, rows), target)
+
+
 def terminal_table(rows: Iterable[Prediction], *, title: str | None = None) -> Table:
     """A table for people."""
     table = Table(title=title, title_justify="left")

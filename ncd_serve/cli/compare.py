@@ -10,7 +10,7 @@ from rich.padding import Padding
 
 from ncd_serve.cli import extras
 from ncd_serve.cli.config import ConfigFile, Recipes, Settings, check_places, data_flags
-from ncd_serve.cli.console import messages, out
+from ncd_serve.cli.console import messages, out, say
 from ncd_serve.cli.options import (
     CacheViews,
     DataRoot,
@@ -92,10 +92,10 @@ def _run(jobs: list[Any], folder: Path, *, title: str, dataset: str | None, note
     ledger = comparing.Ledger(folder)
     try:
         for job in comparing.run_all(jobs, ledger, messages):
-            _say(f"{job.name}: {report.outcome(job, ledger)}")
+            say(f"{job.name}: {report.outcome(job, ledger)}")
             report.collect(jobs, ledger, title=title, dataset=dataset, notes=notes).write(folder)
     except (KeyboardInterrupt, SystemExit):
-        _say(f"interrupted; the same command goes on from here (runs are in {folder})")
+        say(f"interrupted; the same command goes on from here (runs are in {folder})")
         raise
     table = report.collect(jobs, ledger, title=title, dataset=dataset, notes=notes)
     table.draw(folder)
@@ -105,7 +105,7 @@ def _run(jobs: list[Any], folder: Path, *, title: str, dataset: str | None, note
     if table.errors:
         for line in table.errors:
             messages.print(line, style="red", highlight=False, markup=False, soft_wrap=True)
-        _say("the same command tries again what failed")
+        say("the same command tries again what failed")
         raise typer.Exit(max(1, next(ledger[job].exit_code for job in jobs if ledger[job].error)))
 
 
@@ -128,10 +128,6 @@ def _seeds(text: str) -> list[int]:
     if not words or not all(word.isdecimal() for word in words) or len(set(words)) < len(words):
         raise UsageError(f"cannot read --seeds {text}", hint="write different numbers with commas, e.g. --seeds 0,1,2")
     return [int(word) for word in words]
-
-
-def _say(text: str) -> None:
-    messages.print(text, highlight=False, markup=False, soft_wrap=True)
 
 
 def _load(module: str) -> Any:

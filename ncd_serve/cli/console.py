@@ -22,6 +22,11 @@ _errors = Console(stderr=True)
 _MANNERS = 5  # s
 
 
+def say(text: str) -> None:
+    """A line about the work, as it is: no markup, no breaks."""
+    messages.print(text, markup=False, highlight=False, soft_wrap=True)
+
+
 def exit_with(error: NcdError) -> NoReturn:
     """Say what is wrong and what to do, and end with the documented code."""
     if _FOLLOWS:

@@ -17,6 +17,13 @@ class RowFormat(str, Enum):
     JSONL = "jsonl"
 
 
+class Engine(str, Enum):
+    """What runs a bundle."""
+
+    PLAIN = "plain"
+    RAY = "ray"
+
+
 # Of commands that train.
 Dataset = Annotated[str | None, typer.Option(help="A named dataset, e.g. glyphs or cub200.")]
 DataRoot = Annotated[Path | None, typer.Option(help="Where the named dataset is; default data.")]

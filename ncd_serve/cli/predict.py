@@ -14,8 +14,20 @@ from typing import Annotated
 import typer
 from rich.progress import track
 
-from ncd_serve.cli.console import messages, out
-from ncd_serve.cli.options import AllowUrls, Form, Images, MinConfidence, ModelName, Output, Resume, RowFormat, TopK
+from ncd_serve.cli.bulk import BLOCK, assign_in_bulk
+from ncd_serve.cli.console import messages, out, say
+from ncd_serve.cli.options import (
+    AllowUrls,
+    Engine,
+    Form,
+    Images,
+    MinConfidence,
+    ModelName,
+    Output,
+    Resume,
+    RowFormat,
+    TopK,
+)
 from ncd_serve.errors import DataError, UsageError
 from ncd_serve.images import Source
 from ncd_serve.prediction import Prediction
@@ -66,7 +78,10 @@ def query(
 def assign(
     images: Images,
     bundle: Annotated[Path, typer.Option(help="A bundle that `ncd-serve export` made.")],
-    output: Output = None,
+    output: Annotated[
+        str | None,
+        typer.Option("--out", help="Write rows to a .csv, .jsonl or .parquet file; with Ray a folder, also by URL."),
+    ] = None,
     resume: Resume = False,
     form: Form = None,
     top_k: TopK = 3,
@@ -75,12 +90,41 @@ def assign(
     device: Annotated[
         Device, typer.Option(help="Where to compute; auto is CUDA where it works, else the CPU.")
     ] = Device.AUTO,
+    engine: Annotated[
+        Engine, typer.Option(help="plain: this process. ray: many, on one machine or a cluster, for very many images.")
+    ] = Engine.PLAIN,
+    block: Annotated[
+        int | None, typer.Option(min=1, help="With Ray: images to a file of rows; default 1000. Shards stay whole.")
+    ] = None,
+    workers: Annotated[
+        int | None, typer.Option(min=1, help="With Ray: default one for each CPU or GPU of the cluster.")
+    ] = None,
+    ray_address: Annotated[
+        str | None, typer.Option(help="With Ray: a cluster, as RAY_ADDRESS; default: Ray starts on this machine.")
+    ] = None,
 ) -> None:
     """Cluster ids of images without a server, through ONNX Runtime."""
+    if engine is Engine.RAY:
+        assign_in_bulk(
+            images,
+            bundle,
+            output=output,
+            resume=resume,
+            top_k=top_k,
+            min_confidence=min_confidence,
+            allow_urls=allow_urls,
+            device=device,
+            block=block or BLOCK,
+            workers=workers,
+            address=ray_address,
+        )
+        return
+    if block or workers or ray_address:
+        raise UsageError("--block, --workers and --ray-address are for Ray", hint="add --engine ray")
     from ncd_serve.bundle import Bundle
     from ncd_serve.runners import OnnxRunner
 
-    wanted = _Wanted(output, resume, form, top_k, min_confidence)
+    wanted = _Wanted(Path(output) if output else None, resume, form, top_k, min_confidence)
     sources = _plan(images, wanted, allow_urls)
     runner = OnnxRunner(Bundle.read(bundle), device=device)
     _say_where(runner.provider, device)
@@ -90,7 +134,7 @@ def assign(
 def _say_where(provider: str, device: Device) -> None:
     where = provider.removesuffix("ExecutionProvider")
     why = " (CUDA cannot be used here)" if device is Device.AUTO and where == "CPU" else ""
-    _say(f"ONNX Runtime runs on {where}{why}")
+    say(f"ONNX Runtime runs on {where}{why}")
 
 
 def _plan(images: list[str], wanted: _Wanted, allow_urls: bool) -> Sources:
@@ -108,7 +152,7 @@ def _plan(images: list[str], wanted: _Wanted, allow_urls: bool) -> Sources:
         if begun and not resume:
             raise UsageError(f"{partial} holds rows of an unfinished run", hint="--resume goes on, rm starts over")
         if resume and not begun and target.exists():
-            _say(f"{target} is complete already")
+            say(f"{target} is complete already")
             raise typer.Exit
     return find_sources(images, allow_urls=allow_urls)
 
@@ -151,11 +195,11 @@ def _keep(rows: Iterable[Prediction], target: Path, finished: int, counts: Count
         write_rows(rows, target, resume=finished > 0)
     except BaseException:
         if kept := finished + counts.total():
-            _say(f"{kept} rows are kept in {partial_path(target)}: --resume goes on")
+            say(f"{kept} rows are kept in {partial_path(target)}: --resume goes on")
         raise
     parts = [f"{finished} from before"] if finished else []
     parts += [f"{counts[status]} {status}" for status in ("ok", "unsure", "error") if counts[status]]
-    _say(f"{finished + counts.total()} rows in {target} ({', '.join(parts)})")
+    say(f"{finished + counts.total()} rows in {target} ({', '.join(parts)})")
 
 
 def _counted(rows: Iterable[Prediction], counts: Counter[str], total: int | None) -> Iterator[Prediction]:
@@ -166,7 +210,7 @@ def _counted(rows: Iterable[Prediction], counts: Counter[str], total: int | None
         counts[row.status] += 1  # whoever asks for the next row has written this one
         if not messages.is_terminal and time.monotonic() - said > _QUIET_SECONDS:
             said = time.monotonic()
-            _say(f"{counts.total()} rows" + (f" of {total}" if total else ""))
+            say(f"{counts.total()} rows" + (f" of {total}" if total else ""))
 
 
 def _skip_finished(sources: Iterator[Source], target: Path) -> int:
@@ -184,7 +228,3 @@ def _skip_finished(sources: Iterator[Source], target: Path) -> int:
                 hint="name the same images in the same order, or start over with another --out",
             )
     return number
-
-
-def _say(text: str) -> None:
-    messages.print(text, markup=False, highlight=False, soft_wrap=True)

@@ -1,0 +1,160 @@
+"""Blocks over the machines of a Ray cluster: their numbers go out, counts come back, rows go straight to files."""
+
+from __future__ import annotations
+
+import logging
+import os
+import sys
+from collections import Counter
+from contextlib import contextmanager, redirect_stderr, suppress
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import TYPE_CHECKING, Any
+
+import pyarrow as pa
+import ray
+import ray.data
+
+from ncd_serve.assignment import assign_images
+from ncd_serve.bulk.blocks import images_of
+from ncd_serve.bulk.parts import finished, part_name, read_block
+from ncd_serve.bulk.storage import Folder
+from ncd_serve.bundle import Bundle
+from ncd_serve.errors import DataError, MissingExtraError, NcdError, ServerError
+from ncd_serve.runners import Device, OnnxRunner
+from ncd_serve.tables import write_parquet
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from ncd_serve.bulk.parts import Order, Plan
+    from ncd_serve.prediction import Prediction
+
+_TRIES = 3  # of a block whose workers die: after so many it is the block that kills them
+
+
+@contextmanager
+def cluster(address: str | None) -> Iterator[None]:
+    """The cluster at an address or at RAY_ADDRESS; without either, one on this machine for as long as it is needed."""
+    address = address or os.environ.get("RAY_ADDRESS") or "local"
+    os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")  # nothing phones home
+    with _native_silence():
+        try:
+            ray.init(address, include_dashboard=False, log_to_driver=False, logging_level=logging.FATAL)
+        except (ConnectionError, RuntimeError, ValueError) as error:
+            raise ServerError(
+                f"no Ray cluster can be used at {address}: {error}",
+                hint="`ray status --address HOST:PORT` tells of a cluster; without --ray-address one starts here",
+            ) from None
+        try:
+            yield
+        finally:
+            ray.shutdown()
+
+
+def room(device: Device) -> tuple[int, Device]:
+    """How many workers the cluster has room for, and what each computes on."""
+    resources = ray.cluster_resources()
+    gpus = int(resources.get("GPU", 0))
+    if gpus and device is not Device.CPU:
+        return gpus, Device.CUDA if device is Device.AUTO else device
+    if device in (Device.AUTO, Device.CPU):
+        return max(1, int(resources.get("CPU", 1))), Device.CPU
+    raise MissingExtraError(f"the Ray cluster has no GPU for --device {device.value}", hint="--device cpu")
+
+
+def run(plan: Plan, folder: Folder, bundle: Bundle, *, workers: int, device: Device) -> Iterator[Counter[str]]:
+    """Do the blocks that are not done, and count the rows of each by status when its part is written.
+
+    A worker that dies is started again, and its block with it. A block that goes on killing workers is left out.
+    """
+    done = finished(folder)
+    to_do = [number for number in range(plan.blocks) if number not in done]
+    files = {file.name: file.read_bytes() for file in bundle.folder.iterdir() if file.is_file()}
+    _configure()
+    tries: Any = ray.remote(Tries).options(num_cpus=0, max_restarts=-1, max_task_retries=-1).remote()
+    # Numbers alone: workers look up in the plan what they mean.
+    blocks = ray.data.from_arrow([pa.table({"number": [number]}) for number in to_do])
+    counts: Any = blocks.map_batches(
+        Worker,
+        batch_size=1,
+        batch_format="pyarrow",
+        fn_constructor_args=(files, plan.order, plan.home, str(folder), device, tries),
+        compute=ray.data.ActorPoolStrategy(size=min(workers, len(to_do)), max_tasks_in_flight_per_actor=1),
+        num_cpus=1,
+        num_gpus=0 if device is Device.CPU else 1,
+    )
+    for table in counts.iter_batches(batch_size=None, batch_format="pyarrow"):
+        for row in table.to_pylist():
+            if failure := row.pop("failure"):
+                raise DataError(failure, hint="what is done is kept: --resume goes on")
+            yield Counter(row)
+
+
+class Tries:
+    """How often each block was begun. Ray itself would begin it for ever."""
+
+    def __init__(self) -> None:
+        self._counts: Counter[int] = Counter()
+
+    def count(self, number: int) -> int:
+        """Once more; how often it is now."""
+        self._counts[number] += 1
+        return self._counts[number]
+
+
+class Worker:
+    """One model, and the blocks that it is given one after the other."""
+
+    def __init__(self, files: dict[str, bytes], order: Order, home: str, out: str, device: Device, tries: Any) -> None:
+        with suppress(OSError):  # a machine without it can do with URLs and absolute paths
+            os.chdir(home)
+        self._order, self._folder, self._tries = order, Folder(out), tries
+        with TemporaryDirectory() as scratch:
+            for name, content in files.items():
+                (Path(scratch) / name).write_bytes(content)
+            # There are as many workers as cores: none of them may take all.
+            self._runner = OnnxRunner(Bundle.read(Path(scratch)), device=device, threads=1)
+
+    def __call__(self, table: pa.Table) -> pa.Table:
+        """Write the part of a block; how many rows it has."""
+        number = table["number"][0].as_py()
+        counts, failure = Counter(ok=0, unsure=0, error=0), ""
+        try:
+            if ray.get(self._tries.count.remote(number)) <= _TRIES:
+                with self._folder.writing(part_name(number)) as target:
+                    write_parquet(_counted(self._rows(number), counts), target)
+        except (NcdError, OSError) as error:
+            failure = f"{self._folder}/{part_name(number)} cannot be written: {error}"
+        return pa.Table.from_pylist([{**counts, "failure": failure}])
+
+    def _rows(self, number: int) -> Iterator[Prediction]:
+        images = images_of(read_block(self._folder, number))
+        order = self._order
+        return assign_images(images, self._runner, top_k=order.top_k, min_confidence=order.min_confidence)
+
+
+def _counted(rows: Iterator[Prediction], counts: Counter[str]) -> Iterator[Prediction]:
+    for row in rows:
+        counts[row.status] += 1
+        yield row
+
+
+def _configure() -> None:
+    context: Any = ray.data.DataContext.get_current()
+    context.enable_progress_bars = False
+    logging.getLogger("ray.data").setLevel(logging.CRITICAL)
+
+
+@contextmanager
+def _native_silence() -> Iterator[None]:
+    """Ray's C++ writes to the process's standard error, whatever its log level; what Python says still gets there."""
+    sys.stderr.flush()
+    kept = os.dup(2)
+    with Path(os.devnull).open("w") as nowhere, os.fdopen(kept, "w") as errors:
+        os.dup2(nowhere.fileno(), 2)
+        try:
+            with redirect_stderr(errors):
+                yield
+        finally:
+            os.dup2(kept, 2)

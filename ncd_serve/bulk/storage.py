@@ -1,0 +1,125 @@
+"""Files wherever they are: on disk, or behind a URL that fsspec knows (s3, gs, http and others)."""
+
+from __future__ import annotations
+
+import re
+from contextlib import contextmanager
+from pathlib import Path, PurePosixPath
+from tempfile import TemporaryDirectory
+from typing import IO, TYPE_CHECKING, Any
+
+import fsspec
+
+from ncd_serve.download import fetch
+from ncd_serve.errors import DataError, MissingExtraError, NcdError
+from ncd_serve.files import atomic_path
+from ncd_serve.preprocess import MAX_BYTES
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+_SCHEME = re.compile(r"([a-z][a-z0-9+.-]+)://", re.IGNORECASE)
+_PACKAGES = {"s3": "s3fs", "gs": "gcsfs", "gcs": "gcsfs", "http": "aiohttp", "https": "aiohttp", "az": "adlfs"}
+_GOOGLE = "set GOOGLE_APPLICATION_CREDENTIALS to a key file"
+_CREDENTIALS = {
+    "s3": "set AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY, or AWS_PROFILE; AWS_ENDPOINT_URL for other stores than AWS",
+    "gs": _GOOGLE,
+    "gcs": _GOOGLE,
+}
+
+
+def scheme(text: str) -> str | None:
+    """The scheme of a URL, in small letters; None for a path on disk."""
+    found = _SCHEME.match(text)
+    return found[1].lower() if found else None
+
+
+@contextmanager
+def reaching(text: str) -> Iterator[None]:
+    """Turn what the library of a storage raises into an error for the user; each has kinds of its own."""
+    try:
+        yield
+    except NcdError:
+        raise
+    except ImportError:
+        package = _PACKAGES.get(scheme(text) or "", "fsspec")
+        raise MissingExtraError(
+            f"{text} needs {package}, which is not installed", hint=f"pip install {package}"
+        ) from None
+    except FileNotFoundError:
+        raise DataError(f"no such file or folder: {text}", hint="check the path") from None
+    except Exception as error:
+        hint = _CREDENTIALS.get(scheme(text) or "", "check the address and who may read it")
+        raise DataError(f"{text} cannot be used: {str(error) or type(error).__name__}", hint=hint) from None
+
+
+class RemoteFile:
+    """As much of a `Path` as the readers of archives and tables need, for a URL."""
+
+    def __init__(self, url: str) -> None:
+        self._url = url
+        self.name = url.rpartition("/")[2]
+        self.suffix = PurePosixPath(self.name).suffix
+
+    def __str__(self) -> str:
+        """The URL."""
+        return self._url
+
+    def open(self, mode: str) -> IO[bytes]:
+        """The file, fetched while it is read."""
+        with reaching(self._url):
+            stream: IO[bytes] = fsspec.open(self._url, mode).open()
+            return stream
+
+
+def file_at(text: str) -> Path | RemoteFile:
+    """A file by its path or URL."""
+    return RemoteFile(text) if scheme(text) else Path(text)
+
+
+def read_url(url: str) -> bytes:
+    """The bytes of an image, and few more than an image may have."""
+    if scheme(url) in ("http", "https"):
+        return fetch(url)
+    with reaching(url):
+        storage, path = fsspec.url_to_fs(url)
+        data: bytes = storage.cat_file(path, start=0, end=MAX_BYTES + 1)
+        return data
+
+
+class Folder:
+    """A folder that rows are written to, on disk or behind a URL."""
+
+    def __init__(self, text: str) -> None:
+        self.text = text.rstrip("/")
+        with reaching(text):
+            self.storage, self.path = fsspec.url_to_fs(self.text)
+
+    def __str__(self) -> str:
+        """As the user named it."""
+        return self.text
+
+    def names(self) -> list[str]:
+        """The files in it that are not hidden."""
+        with reaching(self.text):
+            self.storage.invalidate_cache()
+            found = self.storage.ls(self.path, detail=False) if self.storage.exists(self.path) else []
+            names = (PurePosixPath(path).name for path in found)
+            return [name for name in names if not name.startswith(".")]
+
+    def open(self, name: str) -> Any:
+        """One of its files, to read."""
+        with reaching(self.text):
+            return self.storage.open(f"{self.path}/{name}", "rb")
+
+    @contextmanager
+    def writing(self, name: str) -> Iterator[Path]:
+        """Yield a path to write to; the file is there when the block ends well, whole or not at all."""
+        if scheme(self.text) in (None, "file"):
+            with atomic_path(Path(self.path) / name) as temporary:
+                yield temporary
+            return
+        with TemporaryDirectory() as scratch, reaching(self.text):
+            yield Path(scratch) / name
+            self.storage.makedirs(self.path, exist_ok=True)
+            self.storage.put_file(str(Path(scratch) / name), f"{self.path}/{name}")
