@@ -96,21 +96,19 @@ def balanced_estimate(cuts: list[Cut]) -> Estimate:
 def equal_cut(probe: Tensor, labels: Ids, unlabelled: Tensor, *, seed: int) -> Cut:
     """From rows [P, d] of probe classes, numbered from 0, and [M, d] of unlabelled images."""
     classes = int(labels.max()) + 1
-    # Both are thinned alike: a class's images decide how high up in the tree it is.
+    # Both are thinned alike: how many images a class has decides how high up in the tree it is.
     share = min(1.0, _MOST_IN_TREE / max(len(probe), len(unlabelled)))
     rng = np.random.default_rng(seed)
-    kept = (
-        rng.permutation(len(rows))[: max(2 * classes, math.ceil(share * len(rows)))] for rows in (probe, unlabelled)
-    )
-    mine, theirs = (_heights(rows[keep]) for rows, keep in zip((probe, unlabelled), kept, strict=True))
+
+    def heights(rows: Tensor) -> NDArray[np.float64]:
+        """What the joins of Ward's tree cost, dearest first: n rows have n - 1."""
+        kept = rng.permutation(len(rows))[: max(2 * classes, math.ceil(share * len(rows)))]
+        return np.sort(linkage(rows[kept].numpy(), "ward")[:, 2])[::-1]
+
+    mine, theirs = heights(probe), heights(unlabelled)
     # Two clusters are left by a cut below the dearest join and above the next: half way on the scale of ratios.
     middles = np.sqrt(mine[:-1] * mine[1:])[: 2 * classes - 1]
     return Cut(classes, [1 + int((theirs > middle).sum()) for middle in middles])
-
-
-def _heights(rows: Tensor) -> NDArray[np.float64]:
-    """What the joins of Ward's tree cost, dearest first: n rows have n - 1."""
-    return np.sort(linkage(rows.numpy(), "ward")[:, 2])[::-1]
 
 
 def dtc_estimate(

@@ -63,9 +63,9 @@ class _Features:
 def _by_cuts(setup: Setup, run: RunDir) -> Estimate:
     """Half of the known classes are probes, the others give the geometry; the median over several such halves.
 
-    The supervised stage is left out: it tells classes that it did not see no better apart, and a network that was
-    taught some classes can only be asked about the others. Without labels from which the trunk itself learns, every
-    class can be a probe.
+    The supervised stage is left out: on CUB, with ImageNet weights, it tells classes that it did not see no better
+    apart, and a network that was taught some classes can only be asked about the others. A trunk that learns from
+    labels is such a network: one draw. With any other, every class can be a probe.
     """
     config = setup.config.model_copy(update={"supervised": StageConfig()})
     orders = _orders(setup, 1 if config.from_labels.epochs else config.estimate.draws)
