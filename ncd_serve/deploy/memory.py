@@ -1,7 +1,8 @@
-"""How much memory a model takes. It is measured: guesses from the size of the file are wrong by a factor of ten."""
+"""How much memory a model takes. It is measured: what a batch needs on its way through does not follow from the file."""
 
 from __future__ import annotations
 
+import math
 import re
 import subprocess
 import sys
@@ -13,9 +14,14 @@ from ncd_serve.bundle import Bundle
 from ncd_serve.errors import DataError
 from ncd_serve.runners import OnnxRunner
 
+STEP_MIB = 32
+
 
 def peak_mib(bundle: Bundle, batch: int) -> int:
-    """What a process that answers one batch of that size has held at most, in MiB."""
+    """What a process that answers one batch of that size has held at most, in MiB, rounded up.
+
+    In steps, so that measuring again does not change the files.
+    """
     command = [sys.executable, "-m", __name__, str(bundle.folder), str(batch)]
     done = subprocess.run(command, capture_output=True, text=True, check=False)
     if done.returncode:
@@ -23,7 +29,7 @@ def peak_mib(bundle: Bundle, batch: int) -> int:
         raise DataError(
             f"the model of {bundle.folder} cannot answer {batch} images here: {last}", hint="ncd-serve doctor"
         )
-    return int(done.stdout)
+    return math.ceil(int(done.stdout) / STEP_MIB) * STEP_MIB
 
 
 def _answer_once(folder: Path, batch: int) -> int:
