@@ -64,7 +64,7 @@ def _next(facts: Deployment, target: Target, folder: Path) -> list[str]:
     """The commands that bring it up."""
     place, repository = shlex.quote(str(folder)), shlex.quote(str(facts.repository))
     if target == Target.COMPOSE:
-        return [f"docker compose --project-directory {place} up --build --detach"]
+        return [f"docker compose --file {place}/compose.yaml up --build --detach"]
     models = "--target server" if facts.repository_uri else f"--target baked --build-context repository={repository}"
     upload = [f"copy {repository} to {facts.repository_uri}"] if facts.repository_uri else []
     anywhere = "" if "/" in facts.image else "    (--image REGISTRY/NAME:TAG if the cluster has another registry)"

@@ -1,4 +1,4 @@
-"""How much memory a model takes. It is measured: what a batch needs on its way through does not follow from the file."""
+"""How much memory a model takes. It is measured: what a batch needs on its way does not follow from the file."""
 
 from __future__ import annotations
 

@@ -24,8 +24,6 @@ SOURCES = Path(str(files("ncd_serve.deploy"))) / "files"
 TEMPLATE = ".jinja"
 # What the Python of NVIDIA's image (3.10) gets beside Triton.
 PINS = {"numpy": "1.26.4", "pillow": "12.0.0", "pydantic": "2.14.3"}
-
-
 # From a folder of `files/` to one of the output.
 _LAYOUT = {
     Target.COMPOSE: {"image": "image", "compose": ".", "monitoring": "monitoring"},
