@@ -12,13 +12,16 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
 from datetime import timedelta
+from functools import cache
 from hashlib import sha256
 from pathlib import Path
 from typing import Any, TypeVar
+from uuid import uuid4
 
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
+from torch.distributed.rendezvous import rendezvous
 
 from ncd_serve.errors import NcdError, UsageError
 from ncd_serve.files import atomic_path
@@ -139,22 +142,36 @@ class Ranks:
 
 def join() -> Ranks:
     """The processes that `torchrun` started, or just this one."""
-    size, local = int(os.environ.get("WORLD_SIZE", "1")), int(os.environ.get("LOCAL_RANK", "0"))
-    if size == 1:
-        return Ranks()
-    if not dist.is_initialized():
-        cuda = torch.cuda.is_available()
-        if cuda:
-            torch.cuda.set_device(local)
-        _exchange(dist.init_process_group, "nccl" if cuda else "gloo", timeout=_STEP)
-    return Ranks(
-        dist.get_rank(),
-        size,
-        local,
-        int(os.environ["LOCAL_WORLD_SIZE"]),
-        int(os.environ["GROUP_RANK"]),
-        dist.new_group(backend="gloo", timeout=_PATIENCE),
+    return _join() if int(os.environ.get("WORLD_SIZE", "1")) > 1 else Ranks()
+
+
+@cache
+def _join() -> Ranks:
+    local_rank, local_size, machine = (
+        int(os.environ[name]) for name in ("LOCAL_RANK", "LOCAL_WORLD_SIZE", "GROUP_RANK")
     )
+    cuda = torch.cuda.is_available()
+    if cuda:
+        torch.cuda.set_device(local_rank)
+    store, rank, size = next(rendezvous("env://", timeout=_STEP))
+    fresh = dist.PrefixStore(_password(store, rank, size), store)  # type: ignore[attr-defined]  # not in torch's types
+    dist.init_process_group("nccl" if cuda else "gloo", store=fresh, rank=rank, world_size=size, timeout=_STEP)
+    return Ranks(rank, size, local_rank, local_size, machine, dist.new_group(backend="gloo", timeout=_PATIENCE))
+
+
+def _password(store: Any, rank: int, size: int) -> str:
+    """A word that all present ranks know and no earlier ones: the store survives a restart, with their addresses."""
+    own = uuid4().hex
+    if rank:
+        store.set(f"rank {rank}", own)
+        password: str = store.get(own).decode()
+        store.add(password, 1)
+        return password
+    while store.add(own, 0) < size - 1:
+        for other in range(1, size):
+            store.set(store.get(f"rank {other}").decode(), own)
+        time.sleep(0.1)
+    return own
 
 
 def leave() -> None:

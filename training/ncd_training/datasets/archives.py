@@ -126,7 +126,7 @@ def write_copies(target: Path, list_copies: Callable[[], Sequence[Copy]], *, tra
     if target.is_dir():
         return
     try:
-        with _alone(target):
+        with alone(target):
             if not target.is_dir():
                 copies = list_copies()
                 with atomic_directory(target) as folder:
@@ -142,8 +142,9 @@ def write_copies(target: Path, list_copies: Callable[[], Sequence[Copy]], *, tra
 
 
 @contextmanager
-def _alone(target: Path) -> Iterator[None]:
+def alone(target: Path) -> Iterator[None]:
     """The processes of one `torchrun` wait here while the first of them writes."""
+    target.parent.mkdir(parents=True, exist_ok=True)
     with target.with_name(f".{target.name}.lock").open("w") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
         yield
