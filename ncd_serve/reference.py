@@ -84,6 +84,7 @@ class Reference:
                 content = {field.name: stored[field.name] for field in fields(cls)}
         except (OSError, KeyError, ValueError, zipfile.BadZipFile) as error:
             raise DataError(f"{path} is damaged: {error}", hint="write it again: ncd-serve evaluate RUN") from None
-        texts = {name: content[name].tolist() for name in ("checkpoint", "paths", "known_classes", "known_clusters", "truth")}
+        plain = ("checkpoint", "paths", "known_classes", "known_clusters", "truth")
+        values = {name: content[name].tolist() for name in plain}
         rest = {"root": Path(str(content["root"])), "embeddings": content["embeddings"].astype(np.float32)}
-        return cls(**{**content, **texts, **rest})
+        return cls(**{**content, **values, **rest})

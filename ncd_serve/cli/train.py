@@ -115,6 +115,13 @@ def evaluate(
     summary = training.evaluate(setup, training.load_state(setup, run_dir), run_dir)
     if as_json:
         out.print_json(json.dumps(summary))
+    elif not summary["scores"]:
+        out.print(
+            f"no true classes are known for these images, so there is nothing to score; look at the clusters: "
+            f"ncd-serve gallery {run}, and at {run_dir.report}",
+            highlight=False,
+            soft_wrap=True,
+        )
     else:
         for table in _load("report").score_tables(summary, every_class=per_class):
             out.print(table)
