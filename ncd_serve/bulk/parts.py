@@ -77,12 +77,14 @@ def finished(folder: Folder) -> set[int]:
 
 def check_folder(folder: Folder, order: Order, *, resume: bool) -> Plan | None:
     """The plan to go on with, None for an empty folder, or an error where the order is not the one it was begun for."""
-    names = folder.names()
+    names = set(folder.names())
     if PLAN not in names:
         if names:
-            raise UsageError(f"{folder} holds other files ({names[0]})", hint="give --out a new folder")
+            raise UsageError(f"{folder} holds other files ({min(names)})", hint="give --out a new folder")
         return None
     if not resume:
+        if names == {PLAN}:  # nothing was done with it
+            return None
         raise UsageError(
             f"{folder} holds rows of an earlier run", hint="--resume goes on with it; a new --out starts over"
         )

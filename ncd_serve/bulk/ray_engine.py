@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import os
+import socket
 import sys
 from collections import Counter
 from contextlib import contextmanager, redirect_stderr, suppress
@@ -40,8 +41,9 @@ def cluster(address: str | None) -> Iterator[None]:
     os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")  # nothing phones home
     with _native_silence():
         try:
+            _knock(address)
             ray.init(address, include_dashboard=False, log_to_driver=False, logging_level=logging.FATAL)
-        except (ConnectionError, RuntimeError, ValueError) as error:
+        except (OSError, RuntimeError, ValueError) as error:
             raise ServerError(
                 f"no Ray cluster can be used at {address}: {error}",
                 hint="`ray status --address HOST:PORT` tells of a cluster; without --ray-address one starts here",
@@ -50,6 +52,13 @@ def cluster(address: str | None) -> Iterator[None]:
             yield
         finally:
             ray.shutdown()
+
+
+def _knock(address: str) -> None:
+    """Fail at once where nobody listens: Ray itself goes on trying for minutes."""
+    host, _, port = address.removeprefix("ray://").rpartition(":")
+    if port.isdecimal():
+        socket.create_connection((host, int(port)), timeout=10).close()
 
 
 def room(device: Device) -> tuple[int, Device]:

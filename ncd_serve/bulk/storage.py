@@ -41,11 +41,9 @@ def reaching(text: str) -> Iterator[None]:
         yield
     except NcdError:
         raise
-    except ImportError:
+    except ImportError as error:
         package = _PACKAGES.get(scheme(text) or "", "fsspec")
-        raise MissingExtraError(
-            f"{text} needs {package}, which is not installed", hint=f"pip install {package}"
-        ) from None
+        raise MissingExtraError(f"{text} needs {package}: {error}", hint=f"pip install {package}") from None
     except FileNotFoundError:
         raise DataError(f"no such file or folder: {text}", hint="check the path") from None
     except Exception as error:

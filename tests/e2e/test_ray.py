@@ -250,6 +250,7 @@ def test_mistakes_end_before_any_ray_starts(ncd: Any, bundle: Path, photos: Path
         (ray, 2, "--engine ray needs an --out"),
         (("assign", photos, "--bundle", bundle, "--workers", 2), 2, "hint: add --engine ray"),
         (("assign", "none", *ray[2:], "--out", tmp_path / "out"), 3, "no such file or folder: none"),
+        ((*ray, "--out", photos.parent / "unused", "--ray-address", "127.0.0.1:1"), 5, "no Ray cluster can be used at"),
     ):
         done = ncd(*arguments)
         assert done.returncode == code and text in done.stderr and "Traceback" not in done.stderr

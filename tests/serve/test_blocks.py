@@ -268,6 +268,8 @@ def test_a_folder_in_use_is_refused(photos: Path) -> None:
         check_folder(Folder("photos"), ORDER, resume=True)
     folder = Folder("out")
     write_plan(folder, ORDER, iter([Block(["x.png"])]))
+    assert check_folder(folder, ORDER, resume=False) is None, "a plan of which nothing was done"
+    Path("out", part_name(0)).touch()
     with pytest.raises(UsageError, match="holds rows of an earlier run") as refused:
         check_folder(folder, ORDER, resume=False)
     assert "--resume" in str(refused.value.hint)
