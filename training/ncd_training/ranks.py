@@ -186,7 +186,8 @@ def _exchange(operation: Callable[..., object], *arguments: Any, **more: Any) ->
         operation(*arguments, **more)
     except RuntimeError as error:
         time.sleep(_UNTIL_ENDED)
-        raise LostRanks(f"lost the other processes: {error}", hint="the one that ended first says why") from None
+        cause = str(error).partition("\n")[0]
+        raise LostRanks(f"lost the other processes: {cause}", hint="the one that ended first says why") from None
 
 
 class GlobalBatchNorm(nn.BatchNorm2d):
