@@ -7,7 +7,6 @@ network and its storage is said as a demand, not promised.
 from __future__ import annotations
 
 import math
-import resource
 import statistics
 import time
 from dataclasses import dataclass
@@ -15,6 +14,7 @@ from typing import TYPE_CHECKING, Literal
 
 import numpy as np
 
+from ncd_serve.deploy.memory import OVERHEAD_MIB, peak_mib, pod_mib
 from ncd_serve.errors import DataError
 from ncd_serve.preprocess import load_array, read_image
 from ncd_serve.runners import open_session
@@ -27,9 +27,8 @@ if TYPE_CHECKING:
 
 Origin = Literal["measured", "computed"]
 DAY = 86_400  # s
-BATCH, _ROUNDS, _MOST_SAMPLES = 8, 5, 64
-# Triton and the two processes of the model that takes image files, beside the model's own: measured once, see docs.
-TRITON_BYTES = 150e6
+BATCH, _LARGEST_BATCH = 8, 64
+_ROUNDS, _MOST_SAMPLES = 5, 64
 ROW_BYTES = 60.0  # a row in Parquet, zipped, with a path of usual length: measured by benchmarks/scale.py
 
 
@@ -54,7 +53,7 @@ class Figures:
     decode_ms: float
     file_bytes: float
     tensor_bytes: int
-    memory: float  # bytes of a process that has the model and a batch
+    peak_mib: int  # what a process has held that answered a batch of the largest size
     view_bytes: float | None  # of one cached view; bundles of older versions do not say
 
 
@@ -88,7 +87,7 @@ def measure(bundle: Bundle, samples: Sequence[Path]) -> Figures:
         decode_ms=decode,
         file_bytes=statistics.mean(map(len, files)),
         tensor_bytes=int(np.prod(images.shape[1:])),
-        memory=resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024,
+        peak_mib=peak_mib(bundle, _LARGEST_BATCH),
         view_bytes=float(size) if size is not None else None,
     )
 
@@ -109,14 +108,13 @@ def size_up(demand: Demand, figures: Figures) -> list[Line]:
         ),
     ]
     lines += _on_cpus(demand, figures, peak) if demand.gpu_rate is None else _on_gpus(demand, figures, peak)
-    memory = figures.memory + TRITON_BYTES
     lines += [
         Line(
             "memory of a replica",
-            memory / 1e9,
-            "GB",
-            f"model's process {_n(figures.memory / 1e6)} MB + Triton 150 MB",
-            "measured",
+            pod_mib(figures.peak_mib) / 1024,
+            "GiB",
+            f"1.5 x {figures.peak_mib} MiB, measured, + {OVERHEAD_MIB} MiB, as in the manifests",
+            "computed",
         ),
         Line(
             "network, decoded images",

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import math
 import re
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from ncd_serve import __version__
 from ncd_serve.contract import FACT_PREFIX
-from ncd_serve.deploy.memory import peak_mib
+from ncd_serve.deploy.memory import OVERHEAD_MIB, SHARED_MEMORY_MIB, peak_mib, pod_mib
 from ncd_serve.errors import DataError, UsageError
 from ncd_serve.triton.process import USUAL_PORTS, Ports
 from ncd_serve.triton.repository import check_model, check_repository, model_versions
@@ -22,8 +21,6 @@ if TYPE_CHECKING:
 
 # The release whose server our tests run: 24.10 is NVIDIA's name for 2.51.0.
 TRITON_IMAGE = "nvcr.io/nvidia/tritonserver:24.10-py3"
-SHARED_MEMORY_MIB = 1024
-OVERHEAD_MIB = SHARED_MEMORY_MIB + 512
 GPU_CPUS = 4  # the model is elsewhere: these decode images
 
 _LABEL = re.compile(r"[A-Za-z0-9]([A-Za-z0-9_.-]{0,61}[A-Za-z0-9])?")  # what Kubernetes takes as one
@@ -67,8 +64,8 @@ class Deployment:
 
     @property
     def memory_mib(self) -> int:
-        """What a pod may use, in steps of 256."""
-        return math.ceil((1.5 * self.peak_mib + OVERHEAD_MIB) / 256) * 256
+        """What a pod may use."""
+        return pod_mib(self.peak_mib)
 
     @property
     def startup_minutes(self) -> int:

@@ -15,6 +15,8 @@ from ncd_serve.errors import DataError
 from ncd_serve.runners import OnnxRunner
 
 STEP_MIB = 32
+SHARED_MEMORY_MIB = 1024
+OVERHEAD_MIB = SHARED_MEMORY_MIB + 512  # Triton, its Python processes, shared memory
 
 
 def peak_mib(bundle: Bundle, batch: int) -> int:
@@ -30,6 +32,11 @@ def peak_mib(bundle: Bundle, batch: int) -> int:
             f"the model of {bundle.folder} cannot answer {batch} images here: {last}", hint="ncd-serve doctor"
         )
     return math.ceil(int(done.stdout) / STEP_MIB) * STEP_MIB
+
+
+def pod_mib(peak: int) -> int:
+    """What a pod may use whose model holds `peak` at most, in steps of 256."""
+    return math.ceil((1.5 * peak + OVERHEAD_MIB) / 256) * 256
 
 
 def _answer_once(folder: Path, batch: int) -> int:

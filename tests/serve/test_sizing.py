@@ -12,7 +12,7 @@ from ncd_serve.sizing import Demand, Figures, Line, size_up
 from tests.conftest import Ncd
 
 FIGURES = Figures(
-    model_ms=20.0, decode_ms=5.0, file_bytes=100_000, tensor_bytes=150_528, memory=350e6, view_bytes=200_000
+    model_ms=20.0, decode_ms=5.0, file_bytes=100_000, tensor_bytes=150_528, peak_mib=320, view_bytes=200_000
 )
 
 
@@ -25,7 +25,7 @@ def test_a_million_images_a_day_by_hand() -> None:
     assert answers["images at the peak"] == 20
     assert answers["cores"] == pytest.approx(20 * 0.025 / 0.5)
     assert answers["replicas"] == 1
-    assert answers["memory of a replica"] == pytest.approx(0.5)
+    assert answers["memory of a replica"] == 2.0  # (1.5 x 320 + 1536) MiB in steps of 256
     assert answers["network, decoded images"] == pytest.approx(20 * 150_528 * 8 / 1e9)
     assert answers["network, image files"] == pytest.approx(0.016)
     assert "disk for cached views" not in answers
