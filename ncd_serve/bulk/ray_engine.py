@@ -82,8 +82,10 @@ def run(plan: Plan, folder: Folder, bundle: Bundle, *, workers: int, device: Dev
     files = {file.name: file.read_bytes() for file in bundle.folder.iterdir() if file.is_file()}
     _configure()
     tries: Any = ray.remote(Tries).options(num_cpus=0, max_restarts=-1, max_task_retries=-1).remote()
-    # Numbers alone: workers look up in the plan what they mean.
-    blocks = ray.data.from_arrow([pa.table({"number": [number]}) for number in to_do])
+    # Numbers alone: workers look up in the plan what they mean. They are told apart on the way, without a share of the
+    # CPUs that workers may hold all; a dataset that begins with a block for each costs the driver much more.
+    numbers = ray.data.from_arrow(pa.table({"number": to_do}))
+    blocks = numbers.map_batches(_as_it_is, batch_size=1, batch_format="pyarrow", num_cpus=0)
     counts: Any = blocks.map_batches(
         Worker,
         batch_size=1,
@@ -143,6 +145,10 @@ class Worker:
         return assign_images(images, self._runner, top_k=order.top_k, min_confidence=order.min_confidence)
 
 
+def _as_it_is(table: pa.Table) -> pa.Table:
+    return table
+
+
 def _counted(rows: Iterator[Prediction], counts: Counter[str]) -> Iterator[Prediction]:
     for row in rows:
         counts[row.status] += 1
@@ -152,6 +158,7 @@ def _counted(rows: Iterator[Prediction], counts: Counter[str]) -> Iterator[Predi
 def _configure() -> None:
     context: Any = ray.data.DataContext.get_current()
     context.enable_progress_bars = False
+    context.target_max_block_size = 1  # bytes: whatever has a row of its own stays alone
     logging.getLogger("ray.data").setLevel(logging.CRITICAL)
 
 

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-HEAVY = ("torch", "torchvision", "timm", "sklearn", "scipy", "matplotlib", "onnx")
+HEAVY = ("torch", "torchvision", "timm", "sklearn", "scipy", "matplotlib", "onnx", "ray")
 CODE = """
 import sys
 from ncd_serve.cli.app import main
