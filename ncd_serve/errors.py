@@ -1,6 +1,6 @@
 """Every error a user can cause, and the exit code it ends the command with.
 
-    NcdError                  1   a bug in ncd-serve, if it is ever raised bare
+    NcdError                  1   bare: a bug in ncd-serve, or another process of the same torchrun has ended
     ├── UsageError            2   wrong flag, unknown dataset, unknown config key
     ├── DataError             3   missing, empty or unreadable images, weights, runs, bundles
     ├── ExportMismatchError   4   the exported model does not answer like the trained one

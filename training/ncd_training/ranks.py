@@ -33,10 +33,6 @@ _PATIENCE = timedelta(days=30)  # while the first rank trains alone, looks at cl
 _UNTIL_ENDED = 30  # s, for torchrun to end the ranks that are left when one has failed
 
 
-class LostRanks(NcdError):
-    """Another process has ended or cannot be reached any more."""
-
-
 @dataclass(frozen=True)
 class Ranks:
     """The processes that train together, and which of them this is."""
@@ -187,7 +183,7 @@ def _exchange(operation: Callable[..., object], *arguments: Any, **more: Any) ->
     except RuntimeError as error:
         time.sleep(_UNTIL_ENDED)
         cause = str(error).partition("\n")[0]
-        raise LostRanks(f"lost the other processes: {cause}", hint="the one that ended first says why") from None
+        raise NcdError(f"lost the other processes: {cause}", hint="the one that ended first says why") from None
 
 
 class GlobalBatchNorm(nn.BatchNorm2d):
