@@ -13,7 +13,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from ncd_serve.bulk.blocks import Block
-from ncd_serve.bulk.storage import Folder
+from ncd_serve.bulk.storage import Folder, reaching
 from ncd_serve.errors import DataError, UsageError
 
 if TYPE_CHECKING:
@@ -73,6 +73,13 @@ def part_name(number: int) -> str:
 def finished(folder: Folder) -> set[int]:
     """The numbers of the blocks that are done."""
     return {int(found[1]) for name in folder.names() if (found := _PART.fullmatch(name))}
+
+
+def remove_leftovers(folder: Folder) -> None:
+    """What workers that died had begun to write."""
+    with reaching(str(folder)):
+        for path in folder.storage.glob(f"{folder.path}/.part-*"):
+            folder.storage.rm(path)
 
 
 def check_folder(folder: Folder, order: Order, *, resume: bool) -> Plan | None:

@@ -7,7 +7,7 @@ import os
 import socket
 import sys
 from collections import Counter
-from contextlib import contextmanager, redirect_stderr, suppress
+from contextlib import contextmanager, redirect_stderr, redirect_stdout, suppress
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING, Any
@@ -39,7 +39,7 @@ def cluster(address: str | None) -> Iterator[None]:
     """The cluster at an address or at RAY_ADDRESS; without either, one on this machine for as long as it is needed."""
     address = address or os.environ.get("RAY_ADDRESS") or "local"
     os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")  # nothing phones home
-    with _native_silence():
+    with _silence():
         try:
             _knock(address)
             ray.init(address, include_dashboard=False, log_to_driver=False, logging_level=logging.FATAL)
@@ -90,7 +90,7 @@ def run(plan: Plan, folder: Folder, bundle: Bundle, *, workers: int, device: Dev
         Worker,
         batch_size=1,
         batch_format="pyarrow",
-        fn_constructor_args=(files, plan.order, plan.home, str(folder), device, tries),
+        fn_constructor_args=(files, plan.order, plan.home, folder.absolute, device, tries),
         compute=ray.data.ActorPoolStrategy(size=min(workers, len(to_do)), max_tasks_in_flight_per_actor=1),
         num_cpus=1,
         num_gpus=0 if device is Device.CPU else 1,
@@ -163,14 +163,17 @@ def _configure() -> None:
 
 
 @contextmanager
-def _native_silence() -> Iterator[None]:
-    """Ray's C++ writes to the process's standard error, whatever its log level; what Python says still gets there."""
+def _silence() -> Iterator[None]:
+    """Keep Ray's own reports out of the command's: its logs have them.
+
+    Whatever the log level is, its C++ writes to the process's standard error, and its Python to standard output.
+    """
     sys.stderr.flush()
     kept = os.dup(2)
     with Path(os.devnull).open("w") as nowhere, os.fdopen(kept, "w") as errors:
         os.dup2(nowhere.fileno(), 2)
         try:
-            with redirect_stderr(errors):
+            with redirect_stderr(errors), redirect_stdout(nowhere):
                 yield
         finally:
             os.dup2(kept, 2)

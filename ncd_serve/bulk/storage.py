@@ -92,6 +92,8 @@ class Folder:
         self.text = text.rstrip("/")
         with reaching(text):
             self.storage, self.path = fsspec.url_to_fs(self.text)
+        self.is_local = scheme(self.text) in (None, "file")
+        self.absolute = self.path if self.is_local else self.text  # for processes that are elsewhere
 
     def __str__(self) -> str:
         """As the user named it."""
@@ -113,7 +115,7 @@ class Folder:
     @contextmanager
     def writing(self, name: str) -> Iterator[Path]:
         """Yield a path to write to; the file is there when the block ends well, whole or not at all."""
-        if scheme(self.text) in (None, "file"):
+        if self.is_local:
             with atomic_path(Path(self.path) / name) as temporary:
                 yield temporary
             return

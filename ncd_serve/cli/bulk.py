@@ -39,7 +39,7 @@ def assign_in_bulk(
         raise UsageError("--engine ray needs an --out", hint="add --out FOLDER")
     engine = extras.load("ncd_serve.bulk.ray_engine", extra="ray")
     from ncd_serve.bulk.blocks import cut
-    from ncd_serve.bulk.parts import Order, check_folder, finished, write_plan
+    from ncd_serve.bulk.parts import Order, check_folder, finished, remove_leftovers, write_plan
     from ncd_serve.bulk.storage import Folder
     from ncd_serve.bundle import Bundle
 
@@ -57,9 +57,10 @@ def assign_in_bulk(
     with engine.cluster(address):
         most, device = engine.room(device)
         workers = workers or most
-        say(f"{plan.blocks - before} blocks for {workers} workers on {device.value}")
+        say(f"blocks: {plan.blocks - before}, workers: {workers} ({device.value})")
         with closing(engine.run(plan, folder, opened, workers=workers, device=device)) as parts:
             _watch(parts, counts, before, plan.blocks)
+    remove_leftovers(folder)
     if left := plan.blocks - len(finished(folder)):
         raise DataError(
             f"{left} of {plan.blocks} blocks could not be done: their workers died again and again",

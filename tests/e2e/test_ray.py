@@ -119,7 +119,7 @@ def out(cluster: int, ncd: Any, bundle: Path, words: list[Path]) -> Path:
     assert done.returncode == 0, done.stderr
     assert done.stdout == ""
     lines = done.stderr.splitlines()
-    assert lines == ["11 blocks for 2 workers on cpu", f"11 parts in {folder} (41 ok, 3 error)"]
+    assert lines == ["blocks: 11, workers: 2 (cpu)", f"11 parts in {folder} (41 ok, 3 error)"]
     return folder
 
 
@@ -158,7 +158,7 @@ def test_only_what_is_missing_is_done_again(
         refused = ncd(*again, *extra)
         assert refused.returncode == code and text in refused.stderr and "Traceback" not in refused.stderr
     done = ncd(*again, "--bundle", bundle, "--resume")
-    assert done.returncode == 0 and "2 blocks for 2 workers" in done.stderr, done.stderr
+    assert done.returncode == 0 and "blocks: 2, workers: 2" in done.stderr, done.stderr
     assert "11 parts" in done.stderr and "9 parts from before" in done.stderr
     assert rows_in(folder) == rows
     assert {name: (folder / name).stat().st_mtime_ns for name in written} == written
@@ -227,21 +227,25 @@ def test_a_killed_worker_loses_no_row(
     folder = tmp_path / "out"
     command = [sys.executable, "-m", "ncd_serve", "assign", words[0], stuck, "--bundle", bundle, "--out", folder]
     options = ["--engine", "ray", "--block", "4", "--workers", "1", "--allow-urls"]
-    with subprocess.Popen([*map(str, command), *options], stderr=subprocess.PIPE, text=True) as running:
+    with subprocess.Popen(
+        [*map(str, command), *options], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+    ) as running:
         assert Stuck.asked.wait(120), "the last block is never begun"
         (worker,) = workers_below(cluster)
         before = {path.name: path.stat().st_mtime_ns for path in folder.glob("part-*")}
         os.kill(worker, signal.SIGKILL)
         time.sleep(0.1)  # or the dead one's request would be answered
         Stuck.killed.set()
-        _, said = running.communicate(timeout=120)
+        printed, said = running.communicate(timeout=120)
     assert running.returncode == 0, said
+    assert printed == "", "what Ray has to say of its dead"
     assert "4 parts" in said and "20 ok" in said
     rows, shard = rows_in(folder), str(words[3])
     assert_same(rows[:10], plain[:10])
     assert_same(rows[10:], [{**row, "path": row["path"].replace(shard, stuck)} for row in plain[10:]])
     assert len(before) == 3, "the parts of the blocks before are there when the worker dies"
     assert before.items() <= {path.name: path.stat().st_mtime_ns for path in folder.glob("part-*")}.items()
+    assert len(list(folder.iterdir())) == 5, "four parts and the plan, nothing that the dead one had begun"
 
 
 def test_mistakes_end_before_any_ray_starts(ncd: Any, bundle: Path, photos: Path, tmp_path: Path) -> None:
