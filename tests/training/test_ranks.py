@@ -207,6 +207,7 @@ def _talk() -> None:
     assert torch.equal(layer.weight, torch.nn.Linear(2, 2).weight)
     _norms_agree(joined.rank)
     ranks.leave()
+    ranks.join().wait()  # for another run
 
 
 def _norms_agree(rank: int) -> None:

@@ -174,6 +174,7 @@ def leave() -> None:
     """The work is done. Ranks that fail just end: taking leave of one that is gone might never return."""
     if dist.is_initialized():
         dist.destroy_process_group()
+        _join.cache_clear()
 
 
 def _exchange(operation: Callable[..., object], *arguments: Any, **more: Any) -> None:
