@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import os
+import signal
 import socket
 import sys
 from collections import Counter
@@ -39,10 +40,12 @@ def cluster(address: str | None) -> Iterator[None]:
     """The cluster at an address or at RAY_ADDRESS; without either, one on this machine for as long as it is needed."""
     address = address or os.environ.get("RAY_ADDRESS") or "local"
     os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")  # nothing phones home
+    terminate = signal.getsignal(signal.SIGTERM)
     with _silence():
         try:
             _knock(address)
             ray.init(address, include_dashboard=False, log_to_driver=False, logging_level=logging.FATAL)
+            signal.signal(signal.SIGTERM, terminate)  # Ray has its own, with another exit code
         except (OSError, RuntimeError, ValueError) as error:
             raise ServerError(
                 f"no Ray cluster can be used at {address}: {error}",

@@ -56,19 +56,22 @@ def assign_in_bulk(
     counts: Counter[str] = Counter()
     with engine.cluster(address):
         most, device = engine.room(device)
-        workers = workers or most
-        say(f"blocks: {plan.blocks - before}, workers: {workers} ({device.value})")
-        with closing(engine.run(plan, folder, opened, workers=workers, device=device)) as parts:
+        say(f"blocks: {plan.blocks - before}, workers: {workers or most} ({device.value})")
+        with closing(engine.run(plan, folder, opened, workers=workers or most, device=device)) as parts:
             _watch(parts, counts, before, plan.blocks)
     remove_leftovers(folder)
-    if left := plan.blocks - len(finished(folder)):
+    _sum_up(counts, folder, before, plan.blocks, left=plan.blocks - len(finished(folder)))
+
+
+def _sum_up(counts: Counter[str], folder: object, before: int, total: int, left: int) -> None:
+    if left:
         raise DataError(
-            f"{left} of {plan.blocks} blocks could not be done: their workers died again and again",
+            f"{left} of {total} blocks could not be done: their workers died again and again",
             hint="the others are kept; --resume tries these again; a smaller --block in a new --out narrows it down",
         )
-    parts_before = f"{before} parts from before, " if before else ""
-    found = ", ".join(f"{counts[status]} {status}" for status in _STATUSES if counts[status])
-    say(f"{plan.blocks} parts in {folder} ({parts_before}{found})")
+    parts = [f"{before} parts from before"] if before else []
+    parts += [f"{counts[status]} {status}" for status in _STATUSES if counts[status]]
+    say(f"{total} parts in {folder} ({', '.join(parts)})")
 
 
 def _watch(parts: Iterable[Counter[str]], counts: Counter[str], before: int, total: int) -> None:
