@@ -25,6 +25,7 @@ if TYPE_CHECKING:
     from ncd_serve.bulk.storage import RemoteFile
 
 _FOOTERS_AT_ONCE = 16  # those of remote files are waited for, not computed
+_SHARDS_AT_ONCE = 1000
 _ROWS_AT_ONCE = 32  # of a Parquet file; they may be whole images
 _PIECE = 1 << 20
 
@@ -66,7 +67,7 @@ def cut(words: Iterable[str], *, size: int, allow_urls: bool) -> Iterator[Block]
 def _cut(entries: Iterator[_Entry], size: int) -> Iterator[Block]:
     with ThreadPoolExecutor(_FOOTERS_AT_ONCE) as pool:
         for (is_shard, urls), group in groupby(entries, key=lambda entry: (entry.is_shard, entry.urls)):
-            while some := list(islice(group, size)):
+            while some := list(islice(group, _SHARDS_AT_ONCE if is_shard else size)):
                 paths = [entry.path for entry in some]
                 if is_shard:
                     yield from chain.from_iterable(pool.map(partial(_cut_shard, size=size, urls=urls), paths))
@@ -109,19 +110,21 @@ def _expand_url(url: str, allow_urls: bool) -> list[_Entry]:
         return [_Entry(url, _is_shard(file_at(url)), urls=True)]
     with reaching(url):
         storage, path = fsspec.url_to_fs(url)
-        found = storage.glob(path) if any(sign in path for sign in "*?[") else [path]
-        urls = [storage.unstrip_protocol(file) for place in found for file in _files_below(storage, place)]
+        # With their kinds, or each match would be asked for its own.
+        found = storage.glob(path, detail=True) if any(sign in path for sign in "*?[") else {path: storage.info(path)}
+        files = chain.from_iterable(
+            _images_below(storage, place) if facts["type"] == "directory" else [place]
+            for place, facts in sorted(found.items())
+        )
+        urls = [storage.unstrip_protocol(file) for file in files]
     if not urls:
         raise DataError(f"no images at {url}", hint=f"name shards by a pattern: '{url.rstrip('/')}/*.tar'")
     # What a store lists may be read from it. The names in a table need the same leave as everywhere.
     return [_Entry(file, shard, urls=allow_urls or not shard) for file in urls for shard in [_is_shard(file_at(file))]]
 
 
-def _files_below(storage: Any, path: str) -> list[str]:
-    if not storage.isdir(path):
-        return [path] if storage.exists(path) else []
-    below = (file for file in storage.find(path) if is_image(PurePosixPath(file.removeprefix(path).lstrip("/"))))
-    return sorted(below)
+def _images_below(storage: Any, path: str) -> list[str]:
+    return sorted(file for file in storage.find(path) if is_image(PurePosixPath(file).relative_to(path)))
 
 
 def _is_shard(file: Path | RemoteFile) -> bool:

@@ -202,10 +202,11 @@ def test_http_needs_leave_as_everywhere() -> None:
 class Locked(MemoryFileSystem):
     """What a store's own library does where nobody gave it credentials."""
 
-    def isdir(self, path: str) -> bool:
+    def info(self, path: str, **_: object) -> dict[str, object]:
         raise RuntimeError("Unable to locate credentials")
 
-    exists = isdir
+    def exists(self, path: str, **_: object) -> bool:
+        return bool(self.info(path))
 
 
 def test_credentials_are_asked_for_before_any_work(monkeypatch: pytest.MonkeyPatch) -> None:
