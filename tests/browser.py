@@ -14,8 +14,10 @@ import pytest
 from selenium.webdriver import ActionChains, Chrome, ChromeOptions, ChromeService
 from selenium.webdriver.common.by import By
 from selenium.webdriver.remote.webelement import WebElement
+from selenium.webdriver.support.ui import WebDriverWait
 
 _FLAGS = ("headless=new", "no-sandbox", "disable-gpu", "disable-dev-shm-usage", "disable-background-networking")
+_PATIENCE = 10  # s
 _LOCAL = ("file:", "data:", "blob:", "about:", "chrome:")
 
 
@@ -56,8 +58,9 @@ def remote_requests(browser: Chrome) -> list[str]:
 
 
 def find(browser: Chrome, selector: str) -> WebElement:
-    """The first element of a page that matches."""
-    return browser.find_element(By.CSS_SELECTOR, selector)
+    """The first element of a page that matches; pages fill themselves while they are looked at."""
+    found: WebElement = WebDriverWait(browser, _PATIENCE).until(lambda b: b.find_element(By.CSS_SELECTOR, selector))
+    return found
 
 
 def words(browser: Chrome, selector: str) -> str:

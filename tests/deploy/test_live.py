@@ -32,13 +32,17 @@ from tests.deploy.object_storage import KEY, object_storage
 from tests.deploy.test_manifests import autoscaler_query
 
 pytestmark = pytest.mark.triton
-INSIDE = "/mnt"  # every Linux has it
+INSIDE, ASIDE = "/mnt", "/media"  # every Linux has them
+# An environment below /tmp has to be seen in the box as well.
+KEPT = sys.prefix if Path(sys.prefix).is_relative_to("/tmp") else ""
 # What a container with `readOnlyRootFilesystem` and emptyDirs for /tmp and /dev/shm sees. The second namespace makes it
 # user 1000, and the exec as such takes all capabilities.
 INTO_THE_BOX = f"""set -e
 mount --bind "$0" {INSIDE}
 mount -o remount,ro,bind {INSIDE}
+if [ "$KEPT" ]; then mount --bind "$KEPT" {ASIDE}; fi
 mount -t tmpfs tmpfs /tmp
+if [ "$KEPT" ]; then mkdir -p "$KEPT" && mount --bind {ASIDE} "$KEPT"; fi
 mount -t tmpfs tmpfs /dev/shm
 mount -o remount,ro,bind /
 exec setpriv --no-new-privs unshare --user --map-user=1000 --map-group=1000 "$@"
@@ -92,7 +96,7 @@ class Box(NamedTuple):
             process = subprocess.Popen(
                 ["unshare", "--mount", "sh", "-c", INTO_THE_BOX, self.folder, "sh", *server],
                 cwd="/",
-                env={**self.install.environment(), "PATH": path, **secrets},
+                env={**self.install.environment(), "PATH": path, "KEPT": KEPT, **secrets},
                 stdout=stream,
                 stderr=subprocess.STDOUT,
             )
