@@ -30,10 +30,10 @@ from ncd_serve.bundle import HASHED, MANIFEST, Bundle
 from ncd_serve.files import sha256
 
 QUICK = "--quick" in sys.argv
-BASE, PICTURES = (60, 20) if QUICK else (200, 50)
+BASE, PICTURES = (60, 20) if QUICK else (100, 50)
 GROWTH = (1, 10) if QUICK else (1, 10, 100)
 MOST_CHANGE = 0.10
-EPOCHS = (2, 4) if QUICK else (2, 8)
+EPOCHS = (1, 2) if QUICK else (1, 4)
 ENVIRONMENT = {**os.environ, "OMP_NUM_THREADS": "1"}
 console = Console(width=100)
 
