@@ -17,7 +17,7 @@ Kind = Literal["run", "bundle", "rows"]
 
 
 @dataclass(frozen=True)
-class Naming:
+class GivenNames:
     """What people have said about the clusters so far."""
 
     defaults: list[str]  # what every cluster is called while it has no name, by id
@@ -35,7 +35,7 @@ class Collection:
 
     kind: Kind
     source: Path
-    naming: Naming
+    naming: GivenNames
     root: Path  # of the paths
     paths: list[str]
     files: list[Path]  # where the images are now

@@ -12,7 +12,7 @@ import numpy as np
 from ncd_serve.bundle import MANIFEST, Bundle
 from ncd_serve.errors import DataError, UsageError
 from ncd_serve.fit import FITS
-from ncd_serve.gallery.collection import Collection, Ids, Naming, Track, silent
+from ncd_serve.gallery.collection import Collection, GivenNames, Ids, Track, silent
 from ncd_serve.gallery.embed import embed
 from ncd_serve.naming import cluster_states, default_names, known_clusters
 from ncd_serve.reference import MOST_IMAGES, REFERENCE, Reference
@@ -50,7 +50,7 @@ def _read_run(run: Path, images: Path | None) -> Collection:
     reference = Reference.read(run / REFERENCE)
     known = reference.known_clusters
     defaults = [*reference.known_classes[:known], *_numbered(reference.clusters - known)]
-    naming = Naming(defaults, checkpoint=reference.checkpoint, fixed=known)
+    naming = GivenNames(defaults, checkpoint=reference.checkpoint, fixed=known)
     if (run / "bundle" / MANIFEST).is_file():
         exported = Bundle.read(run / "bundle")
         if exported.manifest.checkpoint == reference.checkpoint:
@@ -58,9 +58,9 @@ def _read_run(run: Path, images: Path | None) -> Collection:
     return _of_reference(reference, naming, run, images)
 
 
-def _naming(bundle: Bundle) -> Naming:
+def _naming(bundle: Bundle) -> GivenNames:
     about = bundle.manifest
-    return Naming(
+    return GivenNames(
         defaults=default_names(about),
         names={state.cluster_id: state.cluster_name for state in cluster_states(about) if state.state == "named"},
         merged=about.merged,
@@ -75,7 +75,7 @@ def _numbered(clusters: int) -> list[str]:
     return [f"cluster-{number}" for number in range(clusters)]
 
 
-def _of_reference(reference: Reference, naming: Naming, source: Path, images: Path | None) -> Collection:
+def _of_reference(reference: Reference, naming: GivenNames, source: Path, images: Path | None) -> Collection:
     limits = reference.limits()
     return Collection(
         kind="run",
@@ -131,13 +131,13 @@ def _read_rows(source: Path, bundle: Bundle | None, images: Path | None, track: 
     return _with_model(shown, bundle, track) if bundle else shown
 
 
-def _naming_of(rows: Sequence[Prediction]) -> Naming:
+def _naming_of(rows: Sequence[Prediction]) -> GivenNames:
     """The names that rows have, without a bundle to keep new ones in."""
     answers = [candidate for row in rows for candidate in row.top_k]
     labels = {answer.cluster_id: answer.cluster_name for answer in answers}
     labels |= {row.cluster_id: row.cluster_name for row in rows if row.cluster_id is not None and row.cluster_name}
     defaults = _numbered(max(labels, default=-1) + 1)
-    return Naming(defaults, {number: name for number, name in labels.items() if name not in defaults})
+    return GivenNames(defaults, {number: name for number, name in labels.items() if name not in defaults})
 
 
 def _fits(rows: Sequence[Prediction]) -> Ids | None:

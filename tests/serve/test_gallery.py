@@ -18,7 +18,7 @@ from PIL import Image
 from ncd_serve.errors import DataError, UsageError
 from ncd_serve.gallery import Collection, MapKind, build_gallery, read_source
 from ncd_serve.gallery.clusters import describe
-from ncd_serve.gallery.collection import Naming
+from ncd_serve.gallery.collection import GivenNames
 from ncd_serve.gallery.matching import best_match, contingency
 from ncd_serve.gallery.places import places, principal
 from ncd_serve.prediction import Candidate, Prediction
@@ -49,7 +49,7 @@ def test_facts_worked_by_hand() -> None:
     shown = Collection(
         kind="run",
         source=Path("run"),
-        naming=Naming(["cluster-0", "cluster-1"]),
+        naming=GivenNames(["cluster-0", "cluster-1"]),
         root=Path(),
         paths=["a", "b", "c", "d"],
         files=[],
@@ -78,7 +78,7 @@ def test_the_least_certain_images_follow_the_most_central_ones() -> None:
     shown = Collection(
         kind="rows",
         source=Path("rows.csv"),
-        naming=Naming(["cluster-0"]),
+        naming=GivenNames(["cluster-0"]),
         root=Path(),
         paths=[str(number) for number in range(40)],
         files=[],
