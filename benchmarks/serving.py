@@ -54,11 +54,11 @@ class Run(NamedTuple):
     latencies: list[float]
 
 
-def make_bundle(folder: Path, trunk: str) -> Bundle:
+def make_bundle(folder: Path, trunk: str, side: int = SIDE) -> Bundle:
     """An export with random weights."""
     folder.mkdir()
-    model = DualBranchModel(build_trunk(trunk, resolution=SIDE), known=160, novel=CLUSTERS)
-    write_onnx(ExportGraph(model), folder / MODEL, resolution=SIDE, metadata={})
+    model = DualBranchModel(build_trunk(trunk, resolution=side), known=160, novel=CLUSTERS)
+    write_onnx(ExportGraph(model), folder / MODEL, resolution=side, metadata={})
     names = [f"cluster-{number}" for number in range(CLUSTERS)]
     (folder / LABELS).write_text("".join(f"{name}\n" for name in names))
     manifest = BundleManifest(
@@ -66,7 +66,7 @@ def make_bundle(folder: Path, trunk: str) -> Bundle:
         created="",
         dataset="none",
         method="dual",
-        preprocess=PreprocessSpec(resolution=SIDE, resize=256),
+        preprocess=PreprocessSpec(resolution=side, resize=side * 8 // 7),
         known_classes=[],
         cluster_names=names,
         training={},

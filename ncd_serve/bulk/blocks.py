@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 
 _FOOTERS_AT_ONCE = 16  # those of remote files are waited for, not computed
 _SHARDS_AT_ONCE = 1000
-_ROWS_AT_ONCE = 32  # of a Parquet file; they may be whole images
+_IMAGES_AT_ONCE, _NAMES_AT_ONCE = 32, 10_000  # of a Parquet file
 _PIECE = 1 << 20
 
 
@@ -151,10 +151,23 @@ def _images_in_rows(block: Block) -> Iterator[Source]:
         groups = range(table.num_row_groups) if block.row_group is None else [block.row_group]
         before = sum(table.metadata.row_group(number).num_rows for number in range(groups[0])) if groups else 0
         wanted = [name for name in columns if name]
-        batches = table.iter_batches(_ROWS_AT_ONCE, row_groups=list(groups), columns=wanted)
-        rows = (row for batch in batches for row in batch.to_pylist())
-        for number, row in islice(enumerate(rows, start=before), block.start, block.stop):
+        at_once = _IMAGES_AT_ONCE if columns.data else _NAMES_AT_ONCE
+        batches = table.iter_batches(at_once, row_groups=list(groups), columns=wanted)
+        rows = (row for batch in _between(batches, block.start, block.stop) for row in batch.to_pylist())
+        for number, row in enumerate(rows, start=before + block.start):
             yield _in_row(row, columns, f"{block.shard}/{number}", block.urls)
+
+
+def _between(batches: Iterable[pa.RecordBatch], start: int, stop: int | None) -> Iterator[pa.RecordBatch]:
+    """The rows from `start` to `stop`; those before them are passed over unread, for they may be very many."""
+    position = 0
+    for batch in batches:
+        if stop is not None and position >= stop:
+            return
+        first = max(0, start - position)
+        last = len(batch) if stop is None else min(len(batch), stop - position)
+        yield batch.slice(first, max(0, last - first))
+        position += len(batch)
 
 
 def _in_row(row: dict[str, Any], columns: _Columns, otherwise: str, urls: bool) -> Source:

@@ -127,6 +127,14 @@ def test_rows_of_names_are_cut_into_blocks_and_rows_of_images_are_not(photos: Pa
     assert held == [(str(number), path.read_bytes()) for number, path in enumerate(images[:5])]
 
 
+def test_the_blocks_of_a_long_row_group_hold_each_row_once(photos: Path) -> None:
+    names = [f"{number}.jpg" for number in range(25_000)]
+    pq.write_table(pa.table({"path": names}), "names.parquet")
+    blocks = list(cut(["names.parquet"], size=7_000, allow_urls=False))
+    assert len(blocks) == 4
+    assert [image.path for block in blocks for image in images_of(block)] == names
+
+
 def test_images_without_names_are_called_by_their_row(photos: Path) -> None:
     data = [
         {"bytes": picture(1), "path": "x.png"},

@@ -96,6 +96,10 @@ class PseudoLabelConfig(Section):
     positives: Literal["own", "global", "local"] = "own"  # another source: the single-branch ablation
     negatives: Literal["own", "global", "local"] = "own"
 
+    def sources(self, kind: BranchKind) -> tuple[BranchKind, BranchKind]:
+        """What tells a branch of this kind which images should agree, and what tells it which should differ."""
+        return kind if self.positives == "own" else self.positives, kind if self.negatives == "own" else self.negatives
+
 
 class LossConfig(Section):
     """The terms of the objective."""

@@ -8,10 +8,10 @@ from typing import NamedTuple
 import torch
 from torch import Tensor, nn
 
-from ncd_training.config import CompatConfig, HeadForm, HeadKind, ModelConfig
+from ncd_training.config import CompatConfig, HeadForm, HeadKind, ModelConfig, PseudoLabelConfig
 from ncd_training.heads import CentreHead, CosineHead
 from ncd_training.modules import Modules
-from ncd_training.trunk import TrunkParts
+from ncd_training.trunk import Tail, TrunkParts
 
 # Maps of convolutions have four dimensions, tokens of transformers three.
 _FORMATS = {3: torch.contiguous_format, 4: torch.channels_last}
@@ -32,7 +32,7 @@ class Branch(nn.Module):
 
     def __init__(
         self,
-        tail: nn.Module,
+        tail: Tail,
         dim: int,
         *,
         known: int,
@@ -121,10 +121,11 @@ class DualBranchModel(nn.Module):
         known: int,
         novel: int,
         model: ModelConfig | None = None,
+        labels: PseudoLabelConfig | None = None,
         compat: CompatConfig | None = None,
     ) -> None:
         super().__init__()
-        model, compat = model or ModelConfig(), compat or CompatConfig()
+        model, labels, compat = model or ModelConfig(), labels or PseudoLabelConfig(), compat or CompatConfig()
         self.dim = parts.dim
         self.tells_known_from_novel = model.heads != "separate"
         self.first_feeds_heads = compat.local_head_input == "global"
@@ -133,6 +134,8 @@ class DualBranchModel(nn.Module):
             Branch(deepcopy(parts.tail), parts.dim, known=known, novel=novel, heads=model.heads, form=model.head_form)
             for _ in model.branch_kinds
         )
+        for branch, kind in zip(self.branches, model.branch_kinds, strict=True):
+            branch.tail.with_parts = "local" in labels.sources(kind)
 
     def placed(self, inputs: Tensor) -> Tensor:
         """Inputs on the model's device, in the memory format that convolutions like best."""

@@ -24,14 +24,14 @@ class PseudoLabels(nn.Module):
     @torch.no_grad()
     def forward(self, output: BranchOutput, n: int) -> tuple[Tensor, Tensor]:
         """Which pairs of the images after the first `n` should agree, and which source says that they should differ."""
-        sources = [self.kind if name == "own" else name for name in (self.config.positives, self.config.negatives)]
+        sources = self.config.sources(self.kind)
         scores = {kind: self.scores(kind, self.compared(kind, output, n)) for kind in set(sources)}
         return scores[sources[0]], scores[sources[1]]
 
     @property
     def positive_source(self) -> BranchKind:
         """What says that two images should agree."""
-        return self.kind if self.config.positives == "own" else self.config.positives
+        return self.config.sources(self.kind)[0]
 
     @torch.no_grad()
     def compared(self, kind: BranchKind, output: BranchOutput, n: int) -> Tensor:
@@ -53,8 +53,10 @@ class PseudoLabels(nn.Module):
 
     @torch.no_grad()
     def remember(self, output: BranchOutput, labels: Tensor, *, branch: Branch, generator: torch.Generator) -> None:
-        """Let this step's parts into the dictionary."""
+        """Let this step's parts into the dictionary, if there are any."""
         parts = self._parts(output)
+        if not parts.numel():
+            return
         if self.sampling == "random":
             self.dictionary.push(random_parts(parts, generator))
         elif self.sampling == "all":

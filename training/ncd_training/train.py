@@ -148,7 +148,14 @@ def build_state(setup: Setup, parts: TrunkParts, ranks: Ranks | None = None) -> 
     """Model, memories and optimiser of a configuration, before any training."""
     config, ranks = setup.config, ranks or Ranks()
     known = len(setup.manifest.known_classes)
-    model = DualBranchModel(parts, known=known, novel=setup.clusters, model=config.model, compat=config.compat)
+    model = DualBranchModel(
+        parts,
+        known=known,
+        novel=setup.clusters,
+        model=config.model,
+        labels=config.pseudo_labels,
+        compat=config.compat,
+    )
     objective = build_method(config, model, images=len(setup.manifest.unlabelled), clusters=setup.clusters)
     device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
     if ranks.size > 1:

@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor, nn
 
 from ncd_serve.errors import UsageError, did_you_mean
@@ -40,13 +41,19 @@ class TrunkParts:
 
     network: nn.Module
     frozen: nn.Module
-    tail: nn.Module
+    tail: Tail
     dim: int
     mean: tuple[float, float, float] = IMAGENET_MEAN
     std: tuple[float, float, float] = IMAGENET_STD
 
 
-class ConvTail(nn.Module):
+class Tail(nn.Module):
+    """The last stage. Without `with_parts` nobody compares its parts, and it need not compute any: 0 x 0 of them."""
+
+    with_parts = True
+
+
+class ConvTail(Tail):
     """Last stage of a convolutional network; parts are the locations of its map, the embedding is their mean."""
 
     def __init__(self, *stages: nn.Module) -> None:
@@ -75,7 +82,7 @@ class TransformerTrunk(nn.Module):
         return self.blocks(self.vit["norm_pre"](tokens))
 
 
-class TransformerTail(nn.Module):
+class TransformerTail(Tail):
     """Last block of a vision transformer: patch tokens are the parts, the class token is the embedding.
 
     Ranking statistics compare the largest entries, so both pass a ReLU: the features must not be signed.
@@ -87,16 +94,28 @@ class TransformerTail(nn.Module):
 
     def forward(self, tokens: Tensor) -> TailOutput:
         """Tokens [B, 1 + h*w, d] to parts and embedding."""
-        mixed = tokens + self.block.drop_path1(self.block.ls1(self.block.attn(self.block.norm1(tokens))))
-        embedding = self._features(mixed[:, 0])
-        # Tokens meet in the attention alone and no term is a function of the parts: from here on their gradients are 0.
+        normed = self.block.norm1(tokens)
+        keys, values = self._project(normed, slice(tokens.shape[2], None))
+        embedding = self._features(tokens[:, :1], normed[:, :1], keys, values)[:, 0]
+        if not self.with_parts:
+            return TailOutput(embedding[..., None, None][..., :0, :0], embedding)
+        # Tokens meet as keys and values alone, and no term is a function of the parts: the rest needs no gradient.
         with torch.no_grad():
-            parts = self._features(mixed[:, 1:])
+            parts = self._features(tokens[:, 1:], normed[:, 1:], keys, values)
         return TailOutput(parts.transpose(1, 2).unflatten(2, self.grid), embedding)
 
-    def _features(self, mixed: Tensor) -> Tensor:
-        refined = mixed + self.block.drop_path2(self.block.ls2(self.block.mlp(self.block.norm2(mixed))))
-        return torch.relu(self.norm(refined))
+    def _features(self, tokens: Tensor, normed: Tensor, keys: Tensor, values: Tensor) -> Tensor:
+        """Some of the tokens [B, n, d] after the block, in which they look at all."""
+        block, (queries,) = self.block, self._project(normed, slice(tokens.shape[2]))
+        seen = F.scaled_dot_product_attention(queries, keys, values)
+        mixed = tokens + block.ls1(block.attn.proj(seen.transpose(1, 2).flatten(2)))
+        return torch.relu(self.norm(mixed + block.ls2(block.mlp(block.norm2(mixed)))))
+
+    def _project(self, normed: Tensor, rows: slice) -> tuple[Tensor, ...]:
+        """Queries, keys or values of the tokens, [B, heads, n, d / heads] each, by their rows of the weights."""
+        attention = self.block.attn
+        projected = F.linear(normed, attention.qkv.weight[rows], attention.qkv.bias[rows])
+        return projected.unflatten(2, (-1, attention.num_heads, attention.head_dim)).permute(2, 0, 3, 1, 4).unbind()
 
 
 def _small_resnet(_resolution: int) -> TrunkParts:
