@@ -145,7 +145,7 @@ def main() -> None:
             growth.add_row(f"{BASE * times:,}", "2", f"{cost:.2f}", f"{cost / costs[0]:.2f}", f"{memory:.0f}")
         alone, _ = assign(pictures, BASE * 10, bundle, workers=1)
         apart = [sharing_nothing(bundle, pictures[0], processes=processes) for processes in (1, 2)]
-        epochs = [train(write_glyphs(folder / "glyphs"), folder, processes=processes) for processes in (1, 2)]
+        epochs = [train(write_glyphs(folder / "glyphs", train=40), folder, processes=processes) for processes in (1, 2)]
     for what, (one, two) in {
         "sharing nothing, ms an image": apart,
         "Ray, ms an image": (alone, costs[1]),
