@@ -28,6 +28,16 @@ def test_every_recipe_reads_back_what_it_resolves_to(recipe: str, tmp_path: Path
         ({"optin.epochs": 1}, "unknown config key 'optin'", "did you mean 'optim'?"),
         ({"optim.epochs": "many"}, "config optim.epochs: Input should be a valid integer", "'many'"),
         ({"model.branches": "both"}, "config model.branches: Input should be", "'both'"),
+        ({"optim.learning_rate": -1}, "config optim.learning_rate: Input should be greater than 0", "-1"),
+        ({"optim.weight_decay": float("nan")}, "config optim.weight_decay: Input should be a finite number", "nan"),
+        ({"optim.seed": -1}, "config optim.seed: Input should be greater than or equal to 0", "-1"),
+        ({"data.novel_classes": 1}, "config data.novel_classes: Input should be greater than or equal to 2", "1"),
+        ({"optim.labelled_batch": 0}, "optim.labelled_batch must be at least 1", "config show"),
+        (
+            dict.fromkeys(("loss.pairwise", "loss.cross_entropy", "loss.consistency"), False),
+            "all but distillation",
+            "config show",
+        ),
     ],
 )
 def test_what_is_unknown_or_wrong_is_refused(overrides: dict[str, object], message: str, hint: str) -> None:
@@ -79,3 +89,16 @@ def test_a_dataset_has_its_own_recipe_or_its_family_s() -> None:
 def test_views_that_cannot_be_cached(overrides: dict[str, object]) -> None:
     with pytest.raises(UsageError, match="cache_views"):
         resolve_config(overrides=overrides)
+
+
+@pytest.mark.parametrize("method", ["kcl", "mcl", "kmeans"])
+@pytest.mark.parametrize("heads", ["joint", "open-world"])
+def test_a_method_that_teaches_no_known_classes_cannot_tell_them_from_novel_ones(method: str, heads: str) -> None:
+    with pytest.raises(UsageError, match=f"the method {method} needs .*model.heads=separate"):
+        resolve_config(recipes=["glyphs", method, heads])
+
+
+def test_a_file_that_is_no_text(tmp_path: Path) -> None:
+    (tmp_path / "x.toml").write_bytes(b"\xff\xfe[optim]")
+    with pytest.raises(UsageError, match=r"x\.toml is not TOML"):
+        resolve_config(config_file=tmp_path / "x.toml")

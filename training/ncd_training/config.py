@@ -19,7 +19,7 @@ HeadForm = Literal["linear", "cosine", "centres"]
 class Section(BaseModel):
     """A part of the configuration: unknown keys are errors, values never change."""
 
-    model_config = ConfigDict(frozen=True, extra="forbid")
+    model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False)
 
 
 class DataConfig(Section):
@@ -81,7 +81,7 @@ class MethodConfig(Section):
     dtc_warm_up_epochs: int = Field(10, ge=0)  # with the targets of the first clustering
     dtc_refresh_epochs: int = Field(5, ge=1)
     dtc_memory: float = Field(0.6, ge=0, lt=1)  # alpha of te and tep
-    kcl_margin: float = 2.0
+    kcl_margin: float = Field(2.0, ge=0)
     orca_margin: float = Field(0.5, ge=0)  # at most; less as the unlabelled images get clearer
 
 
@@ -109,12 +109,12 @@ class LossConfig(Section):
     cross_entropy: bool = True
     consistency: bool = True
     divergence: Literal["symmetric_kl", "jensen_shannon"] = "symmetric_kl"
-    temperature: float = 0.07  # tau
+    temperature: float = Field(0.07, gt=0)  # tau
     bank_positive: bool = False  # the image's own other view joins the bank, as in the released code
     # mean: both heads, all images, mean over classes (lambda was tuned on it). paper: the known head on labelled and
     # the cluster head on unlabelled images, sum over classes.
     consistency_form: Literal["mean", "paper"] = "mean"
-    consistency_weight: float = 50.0  # lambda
+    consistency_weight: float = Field(50.0, ge=0)  # lambda
     ramp_epochs: int = Field(150, ge=1)  # r
     balance_weight: float = Field(0.0, ge=0)  # mean prediction towards uniform (open world's second regulariser)
     joint_weight: float = Field(0.05, ge=0)  # of the joint head's cross entropy on unlabelled images
@@ -145,7 +145,7 @@ class StageConfig(Section):
     """A stage before the branches part; 0 epochs: left out."""
 
     epochs: int = Field(0, ge=0)
-    learning_rate: float = 0.1
+    learning_rate: float = Field(0.1, gt=0)
     batch: int = Field(128, ge=1)
 
 
@@ -155,18 +155,18 @@ class PretrainConfig(Section):
     method: Literal["rotnet", "moco"] = "rotnet"
     epochs: int = Field(200, ge=1)
     batch: int = Field(128, ge=2)
-    learning_rate: float = 0.1
-    momentum: float = 0.9
+    learning_rate: float = Field(0.1, gt=0)
+    momentum: float = Field(0.9, gt=0, lt=1)
     nesterov: bool = True
-    weight_decay: float = 5e-4
+    weight_decay: float = Field(5e-4, ge=0)
     schedule: Literal["steps", "cosine"] = "steps"
     milestones: tuple[float, ...] = (0.3, 0.6, 0.8)  # shares of all epochs: 60, 120 and 160 of 200
-    decay: float = 0.2  # after each milestone
+    decay: float = Field(0.2, gt=0)  # after each milestone
     held_out: float = Field(0.05, gt=0, lt=1)  # share of the images that chooses RotNet's best epoch
     queue: int = Field(65536, ge=1)  # keys that MoCo compares with; never more than half of the images
     key_size: int = Field(128, ge=1)
-    key_momentum: float = 0.999
-    temperature: float = 0.2
+    key_momentum: float = Field(0.999, ge=0, lt=1)
+    temperature: float = Field(0.2, gt=0)
 
 
 class EstimateConfig(Section):
@@ -188,17 +188,17 @@ class OptimConfig(Section):
 
     optimizer: Literal["sgd", "adam"] = "sgd"
     epochs: int = Field(200, ge=0)
-    learning_rate: float = 0.1
-    momentum: float = 0.9
-    weight_decay: float = 1e-4
+    learning_rate: float = Field(0.1, gt=0)
+    momentum: float = Field(0.9, gt=0, lt=1)
+    weight_decay: float = Field(1e-4, ge=0)
     milestones: tuple[int, ...] = (170,)
-    decay: float = 0.1  # after each milestone
+    decay: float = Field(0.1, gt=0)  # after each milestone
     labelled_batch: int = Field(128, ge=0)  # 0: an epoch is a pass over the unlabelled images alone
     unlabelled_batch: int = Field(64, ge=2)
     batch_by_size: bool = False  # both together are dealt out anew, by how many images of each kind there are
     mixed_precision: bool = True  # on CUDA
     compile: bool = False  # torch.compile the branches: slow to start, then faster
-    seed: int = 0
+    seed: int = Field(0, ge=0, lt=2**31)  # what scikit-learn takes, with room to count on
 
 
 class ReportConfig(Section):
@@ -211,9 +211,10 @@ class ReportConfig(Section):
 # What a method's model must look like.
 _NEEDED = {
     "dtc": {"branches": "global", "heads": "separate", "head_form": "centres"},
-    "kcl": {"branches": "global"},
-    "mcl": {"branches": "global"},
-    "kmeans": {"branches": "global"},
+    # These teach no head the known classes, so none could tell them from novel ones.
+    "kcl": {"branches": "global", "heads": "separate"},
+    "mcl": {"branches": "global", "heads": "separate"},
+    "kmeans": {"branches": "global", "heads": "separate"},
     "orca": {"branches": "global", "heads": "open_world", "head_form": "cosine"},
 }
 
@@ -250,12 +251,23 @@ class TrainConfig(Section):
         if self.method.name == "kmeans" and self.optim.epochs:
             raise ValueError("the method kmeans trains nothing: optim.epochs must be 0, as in its recipe")
         name, model = self.method.name, self.model
+        paper = name in ("dual", "rankstat")
+        if paper and not self._has_terms:
+            raise ValueError("all terms of the loss are off, or all but distillation, which waits for filled banks")
+        if not self.optim.labelled_batch and (name == "orca" or (paper and self.loss.cross_entropy)):
+            raise ValueError("known classes are taught on labelled images: optim.labelled_batch must be at least 1")
         if model.head_form == "centres" and name != "dtc":
             raise ValueError("model.head_form=centres is for the method dtc alone")
         if not _NEEDED.get(name, {}).items() <= model.model_dump().items():
             needed = " and ".join(f"model.{key}={value}" for key, value in _NEEDED[name].items())
             raise ValueError(f"the method {name} needs {needed}, which its recipe has: give --method {name}")
         return self
+
+    @property
+    def _has_terms(self) -> bool:
+        loss = self.loss
+        others = loss.balance_weight, self.self_labels.weight, self.model.heads == "joint"
+        return any((loss.pairwise, loss.cross_entropy, loss.consistency, *others))
 
     def to_toml(self) -> str:
         """The resolved configuration as a file that `--config` reads back."""

@@ -121,7 +121,7 @@ def _read_toml(path: Path) -> dict[str, Any]:
         return tomllib.loads(path.read_text(encoding="utf-8"))
     except OSError as error:
         raise DataError(f"cannot read {path}: {error.strerror}", hint="check the path") from None
-    except tomllib.TOMLDecodeError as error:
+    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
         raise UsageError(f"{path} is not TOML: {error}", hint="mend the file at that line") from None
 
 
@@ -135,7 +135,7 @@ def _merge(tree: dict[str, Any], update: dict[str, Any]) -> None:
 
 def _explained(error: ValidationError) -> UsageError:
     first = error.errors()[0]
-    key = ".".join(str(part) for part in first["loc"])
+    key = ".".join(map(str, first["loc"][:2]))  # what follows is about a value's own parts
     if not key:
         return UsageError(
             first["msg"].removeprefix("Value error, "), hint="ncd-serve config show tells where they are set"
