@@ -132,7 +132,7 @@ def _reduce(model: Path, names: tuple[str, ...], images: Images, setup: Setup, o
     """Put the same model in fewer bits in its place, if it agrees with it."""
     reduced = model.with_name("reduced.onnx")
     calibration = _calibration(setup) if options.precision == "int8" else []
-    if calibration:
+    if options.precision == "int8":
         pictures = _load(calibration, setup)
         batches = np.array_split(pictures, -(-len(pictures) // _CALIBRATION_BATCH))
         to_int8(model, reduced, setup.track(batches, "calibrating int8", len(batches)))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -10,7 +11,7 @@ import torch
 from ncd_training import progress
 from numpy.typing import NDArray
 
-from ncd_serve.errors import ExportMismatchError
+from ncd_serve.errors import DataError, ExportMismatchError
 from ncd_serve.runners import open_session
 
 if TYPE_CHECKING:
@@ -64,6 +65,8 @@ def verify(
 ) -> Verification:
     """Compare both on images, in batches of 1, 2, 7 and `max_batch`; raises ExportMismatchError."""
     expected = _torch_answers(graph, images, track)
+    if not all(np.isfinite(expected[name]).all() for name in _FLOATS):
+        raise DataError("the trained model answers with NaN or infinity", hint="train again with a lower learning rate")
     differences, equal = dict.fromkeys(_FLOATS, 0.0), 1.0
     sizes = (*BATCH_SIZES, max_batch)
     for size in sizes:
@@ -136,4 +139,5 @@ def _compare(answers: Answers, expected: Answers) -> tuple[dict[str, float], flo
 
 def _difference(answer: NDArray[Any], expected: NDArray[Any]) -> float:
     """Largest difference, relative where values are larger than 1: embeddings have no fixed scale."""
-    return float(np.abs(answer - expected).max() / max(1.0, np.abs(expected).max()))
+    largest = float(np.abs(answer - expected).max() / max(1.0, np.abs(expected).max()))
+    return math.inf if math.isnan(largest) else largest  # nothing compares with NaN

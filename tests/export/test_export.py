@@ -5,8 +5,6 @@ from __future__ import annotations
 import json
 import resource
 import shutil
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -23,6 +21,7 @@ from ncd_export.to_onnx import write_onnx
 from ncd_training.run_dir import RunDir
 from ncd_training.setup import Setup, prepare
 from rich.console import Console
+from safetensors.torch import load_file, save_file
 from tritonclient import grpc
 
 from ncd_serve.bundle import Bundle
@@ -112,6 +111,17 @@ def test_a_mismatch_leaves_the_old_bundle_and_repository(
         export_run(setup, RunDir(tiny_run), **place)
 
 
+def test_a_model_that_has_diverged_is_not_exported(
+    setup: Setup, tiny_run: Path, place: dict[str, Any], tmp_path: Path
+) -> None:
+    tensors = load_file(RunDir(tiny_run).checkpoint)
+    tensors["model.branches.0.cluster_head.weight"].fill_(torch.nan)
+    save_file(tensors, tmp_path / "diverged.safetensors", metadata={"epoch": "2"})
+    options = ExportOptions(checkpoint=tmp_path / "diverged.safetensors")
+    with unchanged(tmp_path), pytest.raises(DataError, match="NaN or infinity"):
+        export_run(setup, RunDir(tiny_run), **place, options=options)
+
+
 def test_a_disk_that_fills_up_leaves_the_old_bundle_and_repository(
     setup: Setup, tiny_run: Path, place: dict[str, Any], tmp_path: Path
 ) -> None:
@@ -148,7 +158,8 @@ def test_a_folder_of_the_user_is_never_written_over(
 
 def test_runs_without_a_usable_checkpoint(setup: Setup, tiny_run: Path, place: dict[str, Any], tmp_path: Path) -> None:
     stranger = tmp_path / "stranger.safetensors"
-    with safetensors_without_epoch(stranger), unchanged(tmp_path):
+    save_file({"weight": torch.zeros(1)}, stranger)  # it says nothing of an epoch
+    with unchanged(tmp_path):
         for checkpoint, reason in ((tmp_path / "none", "no checkpoint"), (stranger, "not a checkpoint of a run")):
             with pytest.raises(DataError, match=reason):
                 export_run(setup, RunDir(tiny_run), **place, options=ExportOptions(checkpoint=checkpoint))
@@ -158,14 +169,6 @@ def test_runs_without_a_usable_checkpoint(setup: Setup, tiny_run: Path, place: d
     stranger.write_bytes(RunDir(tiny_run).checkpoint.read_bytes()[:1000])
     with unchanged(tmp_path), pytest.raises(DataError, match="damaged"):
         export_run(setup, RunDir(tiny_run), **place, options=ExportOptions(checkpoint=stranger))
-
-
-@contextmanager
-def safetensors_without_epoch(path: Path) -> Iterator[None]:
-    from safetensors.torch import save_file
-
-    save_file({"weight": torch.zeros(1)}, path)
-    yield
 
 
 def test_the_state_of_an_interrupted_run_is_exported_without_scores(

@@ -157,6 +157,18 @@ def test_the_trunk_stays_frozen(config: TrainConfig, tmp_path: Path) -> None:
     assert all(torch.equal(tensor, after[f"model.trunk.{name}"]) for name, tensor in before.items())
 
 
+@pytest.mark.parametrize("stage", ["optim", "supervised"])
+def test_a_run_that_diverges_ends_before_its_state_is_kept(
+    stage: str, glyphs: Path, tiny_settings: list[str], tmp_path: Path
+) -> None:
+    config = make_config(glyphs, tiny_settings, **{f"{stage}.learning_rate": 1e12})
+    with pytest.raises(UsageError, match=r"diverged in epoch 1: .* is nan") as caught:
+        train(config, tmp_path / "run")
+    assert caught.value.hint == "start anew with a lower learning rate"
+    kept = weights(RunDir(tmp_path / "run")) if stage == "optim" else {}
+    assert all(tensor.isfinite().all() for tensor in kept.values())
+
+
 def test_a_run_is_never_written_over(tiny_run: Path, config: TrainConfig) -> None:
     with pytest.raises(UsageError, match="already holds a run"):
         train(config, tiny_run)

@@ -37,6 +37,7 @@ def train_epoch(
         generator = generator_for(config.optim.seed, Purpose.PARTS, state.epoch, step)
         unlabelled = torch.tensor(others) - len(labels)
         terms = train_step(state, views, labels[rows], rows=unlabelled, ramp=ramp, generator=generator)
+        state.precision.check_finite(terms, epoch=state.epoch)
         for name, value in terms.items():
             totals[name] = totals.get(name, 0.0) + value / len(plan)
     state.epoch += 1

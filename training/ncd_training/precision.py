@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+import math
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 import torch
+
+from ncd_serve.errors import UsageError
 
 
 @dataclass(frozen=True)
@@ -26,3 +30,9 @@ class Precision:
     def autocast(self, device: torch.device) -> torch.autocast:
         """The context in which images go through trunk and branches."""
         return torch.autocast(device.type, self.dtype, enabled=self.dtype != torch.float32)
+
+    def check_finite(self, terms: Mapping[str, float], *, epoch: int) -> None:
+        """Raise UsageError when training has diverged; where gradients are scaled, such a step is left out anyway."""
+        lost = [f"{name} is {value}" for name, value in terms.items() if not math.isfinite(value)]
+        if lost and not self.scaler.is_enabled():
+            raise UsageError(f"diverged in epoch {epoch + 1}: {lost[0]}", hint="start anew with a lower learning rate")

@@ -121,6 +121,7 @@ def train_epoch(
         scaler.step(state.optimizer)
         scaler.update()
         totals += torch.stack([lesson.loss.detach(), lesson.accuracy]).cpu()
+        state.precision.check_finite({"loss": float(totals[0])}, epoch=state.epoch)
     state.epoch += 1
     loss, accuracy = (totals / len(plan)).tolist()
     return {"loss": loss, "accuracy": accuracy}

@@ -14,6 +14,7 @@ from torch import Tensor, nn
 from torch.optim.lr_scheduler import LRScheduler, OneCycleLR
 
 from ncd_training.lessons import TrunkAndTail
+from ncd_training.precision import Precision
 from ncd_training.rotations import Rotations
 from ncd_training.views import BatchPlan, batches
 
@@ -122,6 +123,8 @@ def run_stage(
     for plan.epoch in track(range(epochs), what, epochs):
         for requests, (inputs,) in zip(plan, loader, strict=True):
             optimizer.zero_grad(set_to_none=True)
-            loss(model.placed(inputs), [request.index for request in requests]).backward()
+            value = loss(model.placed(inputs), [request.index for request in requests])
+            value.backward()
             optimizer.step()
             schedule.step()
+        Precision().check_finite({what: float(value.detach())}, epoch=plan.epoch)
