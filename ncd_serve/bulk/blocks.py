@@ -172,9 +172,10 @@ def _between(batches: Iterable[pa.RecordBatch], start: int, stop: int | None) ->
 
 def _in_row(row: dict[str, Any], columns: _Columns, otherwise: str, urls: bool) -> Source:
     name = row[columns.name] if columns.name else None
-    path = otherwise if name is None else str(name)
+    nameless = name in (None, "")
+    path = otherwise if nameless else str(name)
     if columns.data is None:
-        return Source.broken(printable(otherwise), "the row has no path") if name is None else _named(path, urls)
+        return Source.broken(printable(path), "the row has no path") if nameless else _named(path, urls)
     data = row[columns.data]
     image = data["bytes"] if isinstance(data, dict) else data
     return Source.broken(printable(path), "the row has no image") if image is None else Source(path, lambda: image)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import os
+import pickle
 import signal
 import socket
 import sys
@@ -101,7 +102,7 @@ def run(plan: Plan, folder: Folder, bundle: Bundle, *, workers: int, device: Dev
     for table in counts.iter_batches(batch_size=None, batch_format="pyarrow"):
         for row in table.to_pylist():
             if failure := row.pop("failure"):
-                raise DataError(failure, hint="what is done is kept: --resume goes on")
+                raise pickle.loads(failure)
             yield Counter(row)
 
 
@@ -124,23 +125,28 @@ class Worker:
         with suppress(OSError):  # a machine without it can do with URLs and absolute paths
             os.chdir(home)
         self._order, self._folder, self._tries = order, Folder(out), tries
+        self._failure: NcdError | None = None
         with TemporaryDirectory() as scratch:
             for name, content in files.items():
                 (Path(scratch) / name).write_bytes(content)
-            # There are as many workers as cores: none of them may take all.
-            self._runner = OnnxRunner(Bundle.read(Path(scratch)), device=device, threads=1)
+            try:
+                # There are as many workers as cores: none of them may take all.
+                self._runner = OnnxRunner(Bundle.read(Path(scratch)), device=device, threads=1)
+            except NcdError as error:  # as an answer to the first block: Ray would try again, then print a traceback
+                self._failure = type(error)(f"a worker on {socket.gethostname()}: {error}", hint=error.hint)
 
     def __call__(self, table: pa.Table) -> pa.Table:
         """Write the part of a block; how many rows it has."""
         number = table["number"][0].as_py()
-        counts, failure = Counter(ok=0, unsure=0, error=0), ""
+        counts, failure = Counter(ok=0, unsure=0, error=0), self._failure
         try:
-            if ray.get(self._tries.count.remote(number)) <= _TRIES:
+            if not failure and ray.get(self._tries.count.remote(number)) <= _TRIES:
                 with self._folder.writing(part_name(number)) as target:
                     write_parquet(_counted(self._rows(number), counts), target)
-        except (NcdError, OSError) as error:
-            failure = f"{self._folder}/{part_name(number)} cannot be written: {error}"
-        return pa.Table.from_pylist([{**counts, "failure": failure}])
+        except NcdError as error:
+            reason = f"{part_name(number)} cannot be written: {error}"
+            failure = DataError(reason, hint="what is done is kept: --resume goes on")
+        return pa.Table.from_pylist([{**counts, "failure": pickle.dumps(failure) if failure else b""}])
 
     def _rows(self, number: int) -> Iterator[Prediction]:
         images = images_of(read_block(self._folder, number))

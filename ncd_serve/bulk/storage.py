@@ -115,11 +115,19 @@ class Folder:
     @contextmanager
     def writing(self, name: str) -> Iterator[Path]:
         """Yield a path to write to; the file is there when the block ends well, whole or not at all."""
-        if self.is_local:
-            with atomic_path(Path(self.path) / name) as temporary:
-                yield temporary
-            return
-        with TemporaryDirectory() as scratch, reaching(self.text):
-            yield Path(scratch) / name
-            self.storage.makedirs(self.path, exist_ok=True)
-            self.storage.put_file(str(Path(scratch) / name), f"{self.path}/{name}")
+        place = atomic_path(Path(self.path) / name) if self.is_local else self._sent(name)
+        try:
+            with place as path:
+                yield path
+        except OSError as error:
+            hint = "check the folder and its space"
+            raise DataError(f"cannot write {error.filename or self}: {error.strerror or error}", hint=hint) from None
+
+    @contextmanager
+    def _sent(self, name: str) -> Iterator[Path]:
+        with TemporaryDirectory() as scratch:
+            path = Path(scratch) / name
+            yield path
+            with reaching(self.text):
+                self.storage.makedirs(self.path, exist_ok=True)
+                self.storage.put_file(str(path), f"{self.path}/{name}")

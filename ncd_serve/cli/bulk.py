@@ -88,7 +88,8 @@ def _watch(parts: Iterable[Counter[str]], counts: Counter[str], before: int, tot
         for rows in watched:
             counts.update(rows)
     except BaseException:
-        say(f"{counts.total()} rows are kept: --resume goes on")
+        if counts:
+            say(f"{counts.total()} rows are kept: --resume goes on")
         raise
 
 

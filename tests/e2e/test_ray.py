@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import pickle
 import secrets
 import shutil
 import signal
@@ -22,8 +23,12 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
+from ncd_serve.errors import DataError
+
 if not find_spec("ray") and "CI" not in os.environ:
     pytest.skip("Ray is not installed: pip install 'ncd-serve[ray]'", allow_module_level=True)
+
+from ncd_serve.bulk.parts import Order
 
 START = """
 import sys, ray
@@ -246,6 +251,18 @@ def test_a_killed_worker_loses_no_row(
     assert len(before) == 3, "the parts of the blocks before are there when the worker dies"
     assert before.items() <= {path.name: path.stat().st_mtime_ns for path in folder.glob("part-*")}.items()
     assert len(list(folder.iterdir())) == 5, "four parts and the plan, nothing that the dead one had begun"
+
+
+def test_a_worker_that_cannot_begin_says_why(tmp_path: Path) -> None:
+    from ncd_serve.bulk.ray_engine import Worker
+    from ncd_serve.runners import Device
+
+    order = Order("b", "c", ["x"], top_k=3, min_confidence=0.0, block=2, allow_urls=False)
+    worker = Worker({"bundle.json": b"{"}, order, str(Path.cwd()), str(tmp_path), Device.CPU, None)
+    (answer,) = worker(pa.table({"number": [0]})).to_pylist()
+    with pytest.raises(DataError, match=r"a worker on .*bundle") as told:
+        raise pickle.loads(answer["failure"])
+    assert told.value.hint and list(tmp_path.iterdir()) == []
 
 
 def test_mistakes_end_before_any_ray_starts(ncd: Any, bundle: Path, photos: Path, tmp_path: Path) -> None:

@@ -104,7 +104,7 @@ def test_a_list_on_standard_input_is_cut_while_it_comes(photos: Path, monkeypatc
 
 def test_rows_of_names_are_cut_into_blocks_and_rows_of_images_are_not(photos: Path) -> None:
     images = sorted(photos.rglob("*.png"))
-    pq.write_table(pa.table({"path": [*map(str, images[:4]), None]}), "names.parquet", row_group_size=3)
+    pq.write_table(pa.table({"path": [*map(str, images[:3]), "", None]}), "names.parquet", row_group_size=3)
     pq.write_table(
         pa.table({"id": range(5), "bytes": [image.read_bytes() for image in images[:5]]}),
         "images.parquet",
@@ -121,7 +121,8 @@ def test_rows_of_names_are_cut_into_blocks_and_rows_of_images_are_not(photos: Pa
     ]
     named, held = all_of("names.parquet", size=2), all_of("images.parquet", size=2)
     assert named == [
-        *((str(path), path.read_bytes()) for path in images[:4]),
+        *((str(path), path.read_bytes()) for path in images[:3]),
+        ("names.parquet/3", "the row has no path"),
         ("names.parquet/4", "the row has no path"),
     ]
     assert held == [(str(number), path.read_bytes()) for number, path in enumerate(images[:5])]
@@ -285,6 +286,18 @@ def test_a_folder_in_use_is_refused(photos: Path) -> None:
     Path("out", PLAN).write_bytes(b"PAR1")
     with pytest.raises(DataError, match="is damaged"):
         check_folder(folder, ORDER, resume=True)
+
+
+def test_a_folder_that_cannot_be_written_to(photos: Path) -> None:
+    Path("file").touch()
+    with pytest.raises(DataError, match=r"cannot write .*file"):
+        write_plan(Folder("file/out"), ORDER, iter([Block(["x.png"])]))
+
+
+def test_what_goes_wrong_beside_a_store_is_not_its_fault(memory: MemoryFileSystem) -> None:
+    with pytest.raises(ZeroDivisionError), Folder("memory://out").writing("x"):
+        raise ZeroDivisionError
+    assert Folder("memory://out").names() == []
 
 
 def test_no_images_is_an_error_and_leaves_nothing(photos: Path) -> None:
