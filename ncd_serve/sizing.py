@@ -24,6 +24,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from ncd_serve.bundle import Bundle
+    from ncd_serve.preprocess import PreprocessSpec
 
 Origin = Literal["measured", "computed"]
 DAY = 86_400  # s
@@ -74,7 +75,7 @@ def measure(bundle: Bundle, samples: Sequence[Path]) -> Figures:
     chosen = samples[:: max(1, -(-len(samples) // _MOST_SAMPLES))]
     if not chosen:
         raise DataError("there are no images to measure with", hint="give --sample a folder of typical images")
-    files = [read_image(path) for path in chosen]
+    files = [_readable(path, spec) for path in chosen]
     images = np.stack([load_array(data, spec) for data in files[:BATCH]])
     images = np.resize(images, (BATCH, *images.shape[1:]))
     session = open_session(bundle.model_path, threads=1)
@@ -90,6 +91,15 @@ def measure(bundle: Bundle, samples: Sequence[Path]) -> Figures:
         peak_mib=peak_mib(bundle, _LARGEST_BATCH),
         view_bytes=float(size) if size is not None else None,
     )
+
+
+def _readable(path: Path, spec: PreprocessSpec) -> bytes:
+    try:
+        data = read_image(path)
+        load_array(data, spec)
+    except DataError as error:
+        raise DataError(f"{path}: {error}", hint="give --sample images that can be read") from None
+    return data
 
 
 def size_up(demand: Demand, figures: Figures) -> list[Line]:

@@ -60,6 +60,12 @@ def test_as_it_is_typed(ncd: Ncd, bundle: Path, glyphs: Path, tmp_path: Path) ->
     assert lines["images at the peak"]["value"] == pytest.approx(1e9 / 86_400 * 2)
     assert lines["disk for cached views"]["formula"] == "1,000,000 x 8 views x 8,192 B"
     (tmp_path / "empty").mkdir()
-    empty = ncd("plan", "--bundle", bundle, "--sample", tmp_path / "empty", "--images-per-day", "1")
-    assert empty.returncode == 3 and "Traceback" not in empty.stderr
-    assert ncd("plan", "--bundle", bundle, "--sample", glyphs, "--images-per-day", "-1").returncode == 2
+    (tmp_path / "notes.png").write_text("no image")
+    for sample, images, code, reason in (
+        (tmp_path / "empty", "1", 3, "no images in"),
+        (tmp_path / "notes.png", "1", 3, "notes.png: not an image"),
+        (glyphs, "-1", 2, "--images-per-day"),
+        (glyphs, "inf", 2, "--images-per-day"),
+    ):
+        refused = ncd("plan", "--bundle", bundle, "--sample", sample, "--images-per-day", images)
+        assert refused.returncode == code and reason in refused.stderr and "Traceback" not in refused.stderr
