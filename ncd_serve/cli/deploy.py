@@ -63,10 +63,12 @@ def render(
 def _next(facts: Deployment, target: Target, folder: Path) -> list[str]:
     """The commands that bring it up."""
     place, repository = shlex.quote(str(folder)), shlex.quote(str(facts.repository))
-    if target == Target.COMPOSE:
-        return [f"docker compose --file {place}/compose.yaml up --build --detach"]
-    models = "--target server" if facts.repository_uri else f"--target baked --build-context repository={repository}"
     upload = [f"copy {repository} to {facts.repository_uri}"] if facts.repository_uri else []
+    if target == Target.COMPOSE:
+        return [*upload, f"docker compose --file {place}/compose.yaml up --build --detach"]
+    if target == Target.KSERVE and facts.storage in ("s3", "gs"):
+        upload.append(f"make the service account {facts.name}, with the Secret from which KServe reads credentials")
+    models = "--target server" if facts.repository_uri else f"--target baked --build-context repository={repository}"
     anywhere = "" if "/" in facts.image else "    (--image REGISTRY/NAME:TAG if the cluster has another registry)"
     install = {
         Target.HELM: f"helm install {facts.name} {place}/chart",

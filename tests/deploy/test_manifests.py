@@ -23,7 +23,7 @@ from tests.deploy.conftest import Tool
 from tests.deploy.kserve_schema import validate_kserve
 
 ROOT = Path(__file__).parents[2]
-EVERYTHING = "monitoring.operator=true,monitoring.dashboard=true"
+EVERYTHING = "monitoring.operator=true,monitoring.labels.release=stack,monitoring.dashboard=true"
 Manifests = dict[str, dict[str, Any]]
 
 
@@ -93,6 +93,8 @@ def test_operator_resources_hold_what_they_may(tool: Tool, chart: Manifests, tmp
     monitor = chart["PodMonitor/birds"]["spec"]
     assert set(monitor) == {"selector", "podMetricsEndpoints"}
     assert set(monitor["podMetricsEndpoints"][0]) == {"port", "interval"}
+    for name in ("PodMonitor/birds", "PrometheusRule/birds"):
+        assert chart[name]["metadata"]["labels"]["release"] == "stack"
     rule = tmp_path / "rule.yaml"
     rule.write_text(yaml.safe_dump(chart["PrometheusRule/birds"]["spec"]))
     tool("promtool", "check", "rules", rule)
@@ -317,6 +319,12 @@ def test_a_model_for_tensorrt_gets_a_gpu_a_cache_and_its_storage(
     assert container["envFrom"] == [{"secretRef": {"name": "storage"}}]
     dns, storage = found["NetworkPolicy/birds"]["spec"]["egress"]
     assert {port["port"] for port in dns["ports"]} == {53} and storage["ports"] == [{"port": 9000}]
+    assert "to" not in dns, "a DNS cache on the node is in no namespace"
+    own = manifests(tool, gpu[Target.HELM] / "chart", "repository.secret=")["NetworkPolicy/birds"]["spec"]["egress"][2:]
+    assert {rule["to"][0]["ipBlock"]["cidr"]: [port["port"] for port in rule["ports"]] for rule in own} == {
+        "169.254.169.254/32": [80, 8080],
+        "169.254.169.252/32": [987, 988],
+    }
     dockerfile = (gpu[Target.HELM] / "image" / "Dockerfile").read_text()
     assert "/var/cache/ncd-serve" in dockerfile and "CUDA_VISIBLE_DEVICES" not in dockerfile
     compose = yaml.safe_load((gpu[Target.COMPOSE] / "compose.yaml").read_text())["services"]["triton"]

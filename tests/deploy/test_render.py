@@ -25,6 +25,9 @@ def test_the_command_says_what_to_do_next(ncd: Ncd, bundle: Path, repository: Pa
     assert f"--build-context repository={repository} --tag birds:1 {tmp_path}/helm/image" in done.stdout
     assert f"helm install ncd-global {tmp_path}/helm/chart" in done.stdout
     assert "image: birds:1\n" in (tmp_path / "helm" / "chart" / "values.yaml").read_text()
+    for target, word in (("compose", f"copy {repository} to"), ("kserve", "make the service account ncd-global")):
+        stored = ncd("deploy", "render", target, *where, "--out", tmp_path / target, "--repository-uri", "s3://b/m")
+        assert f"next:  {word}" in stored.stdout
     (tmp_path / "mine").mkdir()
     (tmp_path / "mine" / "values.yaml").touch()
     for out, arguments, code, reason in (
