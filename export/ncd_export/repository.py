@@ -60,7 +60,7 @@ def check_place(repository: Path, name: str) -> None:
     if not MODEL_NAME.fullmatch(name):
         raise UsageError(f"'{name}' cannot be a model name", hint="use letters, digits, and _ . -")
     config = repository / name / CONFIG
-    if config.parent.exists() and not (config.is_file() and MARK in config.read_text()):
+    if config.parent.exists() and not (config.is_file() and MARK in config.read_text(errors="replace")):
         raise DataError(f"{config.parent} was not made by ncd-serve", hint="choose another --model-name or repository")
     check_writable(config.parent)
 

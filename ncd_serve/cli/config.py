@@ -109,6 +109,14 @@ def check_places(flags: dict[str, Any]) -> None:
         )
 
 
+def check_resume(*options: Any) -> None:
+    """Whoever gives other options with --resume expects them to do something."""
+    if any(option not in (None, []) for option in options):
+        raise UsageError(
+            "--resume goes on with the run's own settings", hint="drop the other options, or start a new run"
+        )
+
+
 def resolve(
     recipes: list[str] | None,
     config: Path | None,

@@ -9,7 +9,7 @@ from typing import Annotated, Any
 import typer
 
 from ncd_serve.cli import extras
-from ncd_serve.cli.config import ConfigFile, Recipes, Settings, data_flags, resolve
+from ncd_serve.cli.config import ConfigFile, Recipes, Settings, check_resume, data_flags, resolve
 from ncd_serve.cli.console import messages, out
 from ncd_serve.cli.options import DataRoot, ManifestFile, Seed, StrictData
 from ncd_serve.errors import UsageError
@@ -38,32 +38,32 @@ def pretrain(
     if int(os.environ.get("WORLD_SIZE", "1")) > 1:
         raise UsageError("pretraining runs in one process", hint="start it without torchrun")
     run_dir, setting_up = _load("run_dir"), _load("setup")
+    flags = {
+        "pretrain.method": method,
+        **data_flags(
+            dataset=dataset,
+            data_root=data_root,
+            labelled=labelled,
+            unlabelled=images,
+            manifest=manifest,
+            strict_data=strict_data,
+        ),
+        "model.trunk": trunk,
+        "pretrain.epochs": epochs,
+        "optim.seed": seed,
+    }
     if resume is not None:
+        check_resume(*flags.values(), recipe, config, set_, output)
         run = run_dir.RunDir.open(resume, command="pretrain")
         setup = setting_up.prepare_images(run.config(), messages)
-        _load("pretrain").resume(setup, run)
     else:
-        flags = {
-            "pretrain.method": method,
-            **data_flags(
-                dataset=dataset,
-                data_root=data_root,
-                labelled=labelled,
-                unlabelled=images,
-                manifest=manifest,
-                strict_data=strict_data,
-            ),
-            "model.trunk": trunk,
-            "pretrain.epochs": epochs,
-            "optim.seed": seed,
-        }
         # The defaults are RotNet's; MoCo's are a recipe.
         recipes = [*(["moco"] if method == "moco" else []), *(recipe or [])]
         setup = setting_up.prepare_images(resolve(recipes, config, set_, flags), messages)
         _load("weights").check_weights(setup.config)
         name = run_dir.default_run_name(f"{setup.manifest.name}-{setup.config.pretrain.method}")
         run = run_dir.RunDir.create(output or Path("runs") / name, setup.config, command="pretrain")
-        _load("pretrain").pretrain(setup, run)
+    _load("pretrain").pretrain(setup, run)
     out.print(
         f"weights: [bold]{run.path / run_dir.PRETRAINED}[/bold]\n"
         f"next: ncd-serve train --weights {run.path} --set model.trunk={setup.config.model.trunk} ...",

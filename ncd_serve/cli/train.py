@@ -11,7 +11,7 @@ from typing import Annotated, Any
 import typer
 
 from ncd_serve.cli import extras
-from ncd_serve.cli.config import ConfigFile, MethodName, Recipes, Settings, data_flags, resolve
+from ncd_serve.cli.config import ConfigFile, MethodName, Recipes, Settings, check_resume, data_flags, resolve
 from ncd_serve.cli.console import messages, out
 from ncd_serve.cli.options import (
     CacheViews,
@@ -49,28 +49,28 @@ def train(
     tensorboard: Annotated[bool, typer.Option("--tensorboard", help="Write figures for TensorBoard too.")] = False,
 ) -> None:
     """Train on labelled images of known classes and a pile of unlabelled ones: the dual-branch model, or a baseline."""
+    flags = {
+        **data_flags(
+            dataset=dataset,
+            data_root=data_root,
+            labelled=labelled,
+            unlabelled=unlabelled,
+            manifest=manifest,
+            strict_data=strict_data,
+        ),
+        "data.novel_classes": cluster_number(novel_classes),
+        "data.cache_views": cache_views,
+        "model.weights": weights and str(weights.absolute()),
+        "optim.seed": seed,
+        "report.tensorboard": tensorboard or None,
+    }
     if resume is not None:
         if dry_run:
             raise UsageError("--dry-run is for a new run", hint="drop --resume")
+        check_resume(*flags.values(), method, recipe, config, set_, output)
         run, setup = open_run(resume)
         _check_tensorboard(setup.config)
-        _load("train").resume(setup, run)
     else:
-        flags = {
-            **data_flags(
-                dataset=dataset,
-                data_root=data_root,
-                labelled=labelled,
-                unlabelled=unlabelled,
-                manifest=manifest,
-                strict_data=strict_data,
-            ),
-            "data.novel_classes": cluster_number(novel_classes),
-            "data.cache_views": cache_views,
-            "model.weights": weights and str(weights.absolute()),
-            "optim.seed": seed,
-            "report.tensorboard": tensorboard or None,
-        }
         settings = resolve(recipe, config, set_, flags, method)
         _check_tensorboard(settings)
         if settings.model.weights is not None:
@@ -93,7 +93,7 @@ def train(
         run = runs.of_this_job(folder, setup.config) or runs.create(folder, setup.config)
         if estimated:
             setup = _load("probing").with_estimate(setup, run)
-        _load("train").train(setup, run)
+    _load("train").train(setup, run)
     for line in _load("report").headlines(run.read_summary()):
         out.print(line, highlight=False)
     out.print(

@@ -61,10 +61,10 @@ def test_models_live_side_by_side(bundle: Path, tmp_path: Path) -> None:
 
 def test_a_model_of_somebody_else_is_left_alone(bundle: Path, tmp_path: Path) -> None:
     (tmp_path / "birds").mkdir()
-    (tmp_path / "birds" / "config.pbtxt").write_text('backend: "python"')
+    (tmp_path / "birds" / "config.pbtxt").write_bytes(theirs := b'backend: "python"  # \xff')
     with pytest.raises(DataError, match="was not made by ncd-serve"):
         add_to_repository(Bundle.read(bundle), tmp_path, name="birds", replace=True, keep=1)
-    assert (tmp_path / "birds" / "config.pbtxt").read_text() == 'backend: "python"'
+    assert (tmp_path / "birds" / "config.pbtxt").read_bytes() == theirs
     assert entries(tmp_path) == ["birds"]
 
 

@@ -153,7 +153,7 @@ def test_auto_trains_with_the_estimate_and_a_resume_does_not_ask_again(
     assert 0 < run.read_summary()["scores"]["unlabelled-train"]["acc"] <= 1
     again = setup.prepare(run.config(), QUIET)
     assert again.clusters == 9
-    training.resume(again, run)
+    training.train(again, run)
 
 
 def images(folder: Path, count: int) -> None:

@@ -301,7 +301,7 @@ def test_a_resumed_run_ends_alike_and_true_classes_change_nothing(
     with pytest.raises(KeyboardInterrupt):
         training.train(hidden, parts)
     monkeypatch.setattr(training, "train_epoch", train_epoch)
-    training.resume(hidden, parts)
+    training.train(hidden, parts)
     first, second = load_file(whole.checkpoint), load_file(parts.checkpoint)
     assert [name for name in first if not torch.equal(first[name], second[name])] == []
 

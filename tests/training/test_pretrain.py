@@ -64,7 +64,7 @@ def test_two_and_two_epochs_are_four(
     assert f"interrupted; go on with: ncd-serve pretrain --resume {tmp_path / 'parts'}" in text
     monkeypatch.setattr(pretraining, "train_epoch", train_epoch)
     parts = RunDir.open(tmp_path / "parts", command="pretrain")
-    pretraining.resume(setup.prepare_images(parts.config(), QUIET), parts)
+    pretraining.pretrain(setup.prepare_images(parts.config(), QUIET), parts)
     for name in ("checkpoints/last.safetensors", "weights.safetensors"):
         a, b = load_file(whole.path / name), load_file(parts.path / name)
         assert a.keys() == b.keys()
@@ -123,7 +123,7 @@ def test_pretraining_can_start_from_weights_and_go_on_without_them(
     config = make_config(glyphs, "moco", **{"model.weights": str(start), "pretrain.epochs": 1})
     run = pretrain(config, tmp_path / "run")
     shutil.rmtree(start)
-    pretraining.resume(setup.prepare_images(run.config(), QUIET), run)
+    pretraining.pretrain(setup.prepare_images(run.config(), QUIET), run)
 
 
 def test_held_out_images_are_a_part_that_depends_on_the_seed_alone() -> None:

@@ -91,7 +91,7 @@ def resume(folder: Path) -> None:
     import tests.training.watched_ranks  # noqa: F401  # steps are compared, and may fail
 
     run = RunDir.open(folder)
-    training.resume(setup.prepare(run.config(), QUIET), run)
+    training.train(setup.prepare(run.config(), QUIET), run)
 
 
 @pytest.mark.slow

@@ -61,7 +61,7 @@ def test_targets_are_made_taught_and_made_again_alike_after_an_interruption(
     with pytest.raises(KeyboardInterrupt):
         training.train(prepared, parts)
     monkeypatch.setattr(training, "train_epoch", train_epoch)
-    training.resume(prepared, parts)
+    training.train(prepared, parts)
     again = load_file(parts.checkpoint)
     assert [name for name in saved if not torch.equal(saved[name], again[name])] == []
 

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import io
 import json
+import resource
+import signal
 import subprocess
 import sys
 import time
@@ -15,7 +17,7 @@ import pytest
 import torch
 from ncd_training import setup
 from ncd_training import train as training
-from ncd_training.config import StageConfig, TrainConfig
+from ncd_training.config import ReportConfig, StageConfig, TrainConfig
 from ncd_training.resolve import parse_override, resolve_config
 from ncd_training.run_dir import RunDir
 from ncd_training.weights import initial_trunk
@@ -104,7 +106,7 @@ def test_two_and_two_epochs_are_four(
     monkeypatch.setattr(training, "train_epoch", train_epoch)
     parts = RunDir.open(tmp_path / "parts")
     assert "This run was interrupted after 2 of 4 epochs" in parts.report.read_text()
-    training.resume(setup.prepare(parts.config(), QUIET), parts)
+    training.train(setup.prepare(parts.config(), QUIET), parts)
     assert_same_weights(whole, parts)
     assert parts.read_metrics() == whole.read_metrics()
     log = parts.log.read_text()
@@ -123,9 +125,34 @@ def test_a_run_killed_in_the_middle_of_a_checkpoint_goes_on(
             assert time.monotonic() < deadline, "no checkpoint was seen being written"
             time.sleep(0.001)
         process.kill()
-    training.resume(setup.prepare(killed.config(), QUIET), killed)
+    training.train(setup.prepare(killed.config(), QUIET), killed)
     assert_same_weights(whole, killed)
     assert killed.read_metrics() == whole.read_metrics()
+
+
+def test_a_run_stopped_before_its_first_checkpoint_goes_on(
+    config: TrainConfig, tiny_run: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    console = Console(file=io.StringIO(), width=300)
+    with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
+        patch.setattr(training, "train_supervised", lambda *_, **__: signal.raise_signal(signal.SIGINT))
+        train(config, tmp_path / "run", console)
+    run = RunDir.open(tmp_path / "run")
+    assert f"go on with: ncd-serve train --resume {run.path}" in console.file.getvalue()  # type: ignore[attr-defined]
+    (run.checkpoint.parent / ".notebook").mkdir(parents=True)  # not ours
+    training.train(setup.prepare(run.config(), QUIET), run)
+    assert_same_weights(RunDir(tiny_run), run)
+
+
+def test_a_disk_that_fills_up_is_said(config: TrainConfig, tmp_path: Path) -> None:
+    old = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (100_000, old[1]))  # no file may grow larger: the checkpoint would
+    try:
+        with pytest.raises(DataError, match=r"cannot write: .*File too large") as caught:
+            train(config.model_copy(update={"report": ReportConfig(tsne_epochs=())}), tmp_path / "run")
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, old)
+    assert f"ncd-serve train --resume {tmp_path / 'run'}" in str(caught.value.hint)
 
 
 @pytest.mark.parametrize("recipes", [["joint"], ["open-world"], ["released"]], ids=lambda recipes: recipes[0])
@@ -172,6 +199,8 @@ def test_a_run_that_diverges_ends_before_its_state_is_kept(
 def test_a_run_is_never_written_over(tiny_run: Path, config: TrainConfig) -> None:
     with pytest.raises(UsageError, match="already holds a run"):
         train(config, tiny_run)
+    with pytest.raises(DataError, match=r"cannot write to .*File exists"):
+        train(config, tiny_run / "config.toml")
 
 
 def test_a_damaged_checkpoint_is_named(tiny_run: Path, tmp_path: Path) -> None:

@@ -24,7 +24,7 @@ from rich.console import Console
 from safetensors.torch import save_file
 from torch import Tensor, nn
 
-from ncd_serve.errors import DataError
+from ncd_serve.errors import DataError, UsageError
 
 QUIET = Console(quiet=True)
 LITE0 = Path("/work/shared/weights/tf_efficientnet_lite0.safetensors")
@@ -211,6 +211,11 @@ def test_what_is_no_weights(content: bytes, message: str, tmp_path: Path) -> Non
     with pytest.raises(DataError, match=message) as caught:
         read_weights(tmp_path / "file.pth")
     assert caught.value.hint
+
+
+def test_a_trunk_that_does_not_exist_is_named_before_anything_is_made() -> None:
+    with pytest.raises(UsageError, match="unknown trunk 'resnet5'"):
+        check_weights(resolve_config(overrides={"model.trunk": "resnet5"}))
 
 
 def test_missing_files_and_other_folders(tmp_path: Path) -> None:

@@ -52,24 +52,20 @@ class PretrainState:
 
 
 def pretrain(setup: Setup, run: RunDir) -> None:
-    """Pretrain from the start into a new run directory."""
-    with RunLog(run.log, setup.console) as log:
-        parts, origin = initial_trunk(setup.config, weights=setup.config.model.weights)
-        _print_plan(setup, run, origin)
-        run.note_start(setup.findings.lines(), origin.facts() if origin else None, device=device_name())
-        state = build_state(setup.config, parts)
-        save_checkpoint(state, run.checkpoint)
-        _fit(setup, state, run, log)
-
-
-def resume(setup: Setup, run: RunDir) -> None:
-    """Go on with an interrupted run, to the same weights as if it had never stopped."""
-    with RunLog(run.log, setup.console) as log:
-        parts, _ = initial_trunk(setup.config, weights=None)  # all that a weight file gave is in the checkpoint
-        state = build_state(setup.config, parts)
-        load_checkpoint(state, run.checkpoint)
-        text = f"resuming {run.path} after epoch {state.epoch} of {setup.config.pretrain.epochs}"
-        setup.console.print(text, soft_wrap=True)
+    """Teach into a run directory; where there is a checkpoint, go on to the same weights as if it had never stopped."""
+    config, begun = setup.config, run.checkpoint.exists()
+    with run.writing(), RunLog(run.log, setup.console) as log:
+        # All that a weight file gave is in the checkpoint.
+        parts, origin = initial_trunk(config, weights=None if begun else config.model.weights)
+        state = build_state(config, parts)
+        if begun:
+            load_checkpoint(state, run.checkpoint)
+            text = f"resuming {run.path} after epoch {state.epoch} of {config.pretrain.epochs}"
+            setup.console.print(text, soft_wrap=True)
+        else:
+            _print_plan(setup, run, origin)
+            run.note_start(setup.findings.lines(), origin.facts() if origin else None, device=device_name())
+            save_checkpoint(state, run.checkpoint)
         _fit(setup, state, run, log)
 
 

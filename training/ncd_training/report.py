@@ -19,7 +19,7 @@ METHODS = {
     "dtc": "deep transfer clustering (Han, Vedaldi and Zisserman, ICCV 2019)",
     "kcl": "a constrained clustering network (Hsu, Lv and Kira, ICLR 2018)",
     "mcl": "meta classification likelihood (Hsu et al., ICLR 2019)",
-    "kmeans": "k-means on features that were trained on the known classes",
+    "kmeans": "k-means on the features that training would start from",
     "orca": "ORCA (Cao, Brbic and Leskovec, ICLR 2022)",
 }
 WORST = 10  # classes that are shown unless all are asked for

@@ -2,16 +2,21 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import os
 import platform
 import shutil
 import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from datetime import datetime, timezone
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any
+
+from safetensors import SafetensorError
 
 from ncd_serve.errors import DataError, UsageError
 from ncd_serve.files import write_json, write_text
@@ -20,6 +25,7 @@ from ncd_training.config import TrainConfig
 from ncd_training.resolve import resolve_config
 
 PRETRAINED = "weights.safetensors"  # what `ncd-serve pretrain` leaves for `train --weights`
+_REFUSALS = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EROFS, errno.EACCES, errno.EIO)
 _PACKAGES = ("ncd-serve", "torch", "torchvision", "timm", "numpy", "scikit-learn")
 
 
@@ -34,13 +40,14 @@ class RunDir:
         """Make a new run directory; an existing run is never written over. Only torchrun's first process makes it."""
         if int(os.environ.get("RANK", "0")):
             return cls(path)
-        if path.exists() and any(path.iterdir()):
-            raise UsageError(
-                f"{path} already holds a run",
-                hint=f"{cls(path).next_step}, or choose another --out",
-            )
         run = cls(path)
-        run.plots.mkdir(parents=True, exist_ok=True)
+        try:
+            path.mkdir(parents=True, exist_ok=True)
+            if any(path.iterdir()):
+                raise UsageError(f"{path} already holds a run", hint=f"{run.next_step}, or choose another --out")
+            run.plots.mkdir()
+        except OSError as error:
+            raise DataError(f"cannot write to {path}: {error.strerror}", hint="choose another --out") from None
         run.write_config(config)
         write_json(run.environment, {"made_by": command, **_environment()})
         return run
@@ -129,11 +136,22 @@ class RunDir:
         """All of it on one page, for people."""
         return self.path / "report.html"
 
+    @contextmanager
+    def writing(self) -> Iterator[None]:
+        """Turn what the disk refuses into DataError."""
+        try:
+            yield
+        except (OSError, SafetensorError) as error:
+            if isinstance(error, OSError) and error.errno not in _REFUSALS:
+                raise
+            raise DataError(f"cannot write: {error}", hint=f"make room, then {self.next_step}") from error
+
     def drop_unfinished(self) -> None:
         """Remove the large files that a killed process was writing."""
         for folder in (self.cache, self.checkpoint.parent):
             for leftover in folder.rglob(".*"):
-                leftover.unlink()
+                if leftover.is_file():
+                    leftover.unlink()
 
     def drop_cache(self) -> None:
         """Remove cached trunk views that nobody asked to keep elsewhere."""

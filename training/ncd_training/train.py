@@ -38,26 +38,16 @@ from ncd_training.weights import initial_trunk
 
 
 def train(setup: Setup, run: RunDir) -> None:
-    """Train from the start into a new run directory; go on with it where torchrun starts its processes again."""
+    """Train into a run directory; where there is a checkpoint, go on to the same weights as if it had never stopped."""
     with _logged(setup, run) as (setup, ranks, log):
-        if ranks.leaders(run.checkpoint.exists()):
-            _go_on(setup, run, ranks, log)
-        else:
+        begun = ranks.leaders(run.checkpoint.exists())
+        if not begun:
             _start(setup, run, ranks)
-            _fit(setup, load_state(setup, run, ranks), run, log)
-
-
-def resume(setup: Setup, run: RunDir) -> None:
-    """Go on with an interrupted run, to the same weights as if it had never stopped."""
-    with _logged(setup, run) as (setup, ranks, log):
-        _go_on(setup, run, ranks, log)
-
-
-def _go_on(setup: Setup, run: RunDir, ranks: Ranks, log: RunLog) -> None:
-    state = load_state(setup, run, ranks)
-    text = f"resuming {run.path} after epoch {state.epoch} of {setup.config.optim.epochs}"
-    setup.console.print(text, soft_wrap=True)
-    _fit(setup, state, run, log)
+        state = load_state(setup, run, ranks)
+        if begun:
+            text = f"resuming {run.path} after epoch {state.epoch} of {setup.config.optim.epochs}"
+            setup.console.print(text, soft_wrap=True)
+        _fit(setup, state, run, log)
 
 
 def dry_run(setup: Setup) -> None:
@@ -85,9 +75,14 @@ def _logged(setup: Setup, run: RunDir) -> Iterator[tuple[Setup, Ranks, RunLog]]:
         run.drop_unfinished()
     else:
         setup = replace(setup, console=Console(quiet=True))
-    with RunLog(run.log if ranks.leads else None, setup.console) as log:
+    with run.writing(), RunLog(run.log if ranks.leads else None, setup.console) as log:
         ranks.agree(f"{setup.config.to_toml()} {setup.manifest}")
-        yield setup, ranks, log
+        try:
+            yield setup, ranks, log
+        except (KeyboardInterrupt, SystemExit):
+            text = f"interrupted; go on with: ncd-serve train --resume {run.path}"
+            setup.console.print(text, soft_wrap=True, highlight=False)
+            raise
         ranks.wait()  # the first one evaluates; torchrun would not let it end long after the others
     leave()
 
@@ -201,8 +196,6 @@ def _fit(setup: Setup, state: TrainState, run: RunDir, log: RunLog) -> None:
                 board(rows[-1])
                 display.show(rows[-1])
     except (KeyboardInterrupt, SystemExit):
-        text = f"interrupted; go on with: ncd-serve train --resume {run.path}"
-        setup.console.print(text, soft_wrap=True, highlight=False)
         if ranks.leads:
             write_report(setup, run, epoch=state.epoch, scored=False)
         raise

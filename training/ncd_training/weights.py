@@ -56,10 +56,10 @@ def initial_trunk(config: TrainConfig, *, weights: Path | None) -> tuple[TrunkPa
 
 
 def check_weights(config: TrainConfig) -> None:
-    """Raise DataError when the configured weights do not fit the trunk, without making one."""
+    """Raise when there is no such trunk, or the configured weights do not fit it; without making one."""
+    with torch.device("meta"):
+        parts = build_trunk(config.model.trunk, resolution=config.data.resolution)
     if config.model.weights is not None:
-        with torch.device("meta"):
-            parts = build_trunk(config.model.trunk, resolution=config.data.resolution)
         _match(parts, read_weights(config.model.weights))
 
 
