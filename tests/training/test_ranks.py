@@ -178,6 +178,15 @@ def test_a_batch_is_dealt_out_evenly_or_refused(
         setup.prepare(make_config(glyphs, tiny_settings), QUIET)
 
 
+def test_more_processes_than_gpus_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name, value in {"WORLD_SIZE": 8, "LOCAL_RANK": 1, "LOCAL_WORLD_SIZE": 4, "GROUP_RANK": 0}.items():
+        monkeypatch.setenv(name, str(value))
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
+    with pytest.raises(UsageError, match="4 processes, but 2 GPUs"):
+        ranks.join()
+
+
 def test_ranks_of_an_earlier_start_are_not_waited_for() -> None:
     store, words = HashStore(), set()
     store.set("rank 1", "one that died")

@@ -148,6 +148,8 @@ def _join() -> Ranks:
     )
     cuda = torch.cuda.is_available()
     if cuda:
+        if local_size > (gpus := torch.cuda.device_count()):
+            raise UsageError(f"{local_size} processes, but {gpus} GPUs", hint=f"torchrun --nproc-per-node {gpus} ...")
         torch.cuda.set_device(local_rank)
     store, rank, size = next(rendezvous("env://", timeout=_STEP))
     fresh = dist.PrefixStore(_password(store, rank, size), store)  # type: ignore[attr-defined]  # not in torch's types
