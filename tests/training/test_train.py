@@ -22,7 +22,7 @@ from ncd_training.resolve import parse_override, resolve_config
 from ncd_training.run_dir import RunDir
 from ncd_training.weights import initial_trunk
 from rich.console import Console
-from safetensors.torch import load_file
+from safetensors.torch import load_file, save_file
 
 from ncd_serve.errors import DataError, UsageError
 
@@ -210,8 +210,14 @@ def test_a_damaged_checkpoint_is_named(tiny_run: Path, tmp_path: Path) -> None:
     with pytest.raises(DataError, match="no checkpoint"):
         training.load_state(setup.prepare(run.config(), QUIET), run)
     run.checkpoint.write_bytes(RunDir(tiny_run).checkpoint.read_bytes()[:1000])
+    prepared = setup.prepare(run.config(), QUIET)
     with pytest.raises(DataError, match="damaged"):
-        training.load_state(setup.prepare(run.config(), QUIET), run)
+        training.load_state(prepared, run)
+    for epoch, reason in (("1", "does not fit the run's configuration: .* Missing key"), ("last", "not a checkpoint")):
+        save_file({"model.weight": torch.zeros(1)}, run.checkpoint, metadata={"epoch": epoch})
+        with pytest.raises(DataError, match=reason) as caught:
+            training.load_state(prepared, run)
+        assert len(str(caught.value)) < 600
 
 
 def test_own_folders_and_bad_files(glyphs: Path, tiny_settings: list[str], tmp_path: Path) -> None:

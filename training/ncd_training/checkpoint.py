@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import defaultdict
 from dataclasses import dataclass, field
 from pathlib import Path
+from textwrap import shorten
 from typing import Protocol
 
 import torch
@@ -18,6 +19,8 @@ from ncd_training.dual_branch import DualBranchModel
 from ncd_training.method import Method
 from ncd_training.precision import Precision
 from ncd_training.ranks import Ranks
+
+_SHOWN = 300  # letters of an error
 
 
 @dataclass
@@ -71,8 +74,9 @@ def load_checkpoint(state: State, path: Path) -> None:
         for prefix, module in state.modules.items():
             module.load_state_dict(groups[prefix])
     except RuntimeError as error:
+        reason = shorten(str(error), _SHOWN, placeholder=" ...")  # it names every tensor
         raise DataError(
-            f"{path} does not fit the run's configuration: {error}", hint="was config.toml edited?"
+            f"{path} does not fit the run's configuration: {reason}", hint="was config.toml edited?"
         ) from None
     saved = state.optimizer.state_dict()
     saved["state"] = defaultdict(dict)
@@ -92,5 +96,5 @@ def _read(path: Path) -> tuple[dict[str, Tensor], int]:
             return {key: stored.get_tensor(key) for key in stored.keys()}, int(stored.metadata()["epoch"])  # noqa: SIM118
     except (SafetensorError, OSError) as error:
         raise DataError(f"{path} is damaged: {error}", hint="train again, or restore the file from a copy") from None
-    except (KeyError, TypeError):
+    except (KeyError, TypeError, ValueError):
         raise DataError(f"{path} is not a checkpoint of a run", hint="they are in RUN/checkpoints") from None
