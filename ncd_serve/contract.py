@@ -12,6 +12,7 @@ from ncd_serve.preprocess import PreprocessSpec
 # Parameters of config.pbtxt with this prefix are facts for clients; no backend acts on them.
 FACT_PREFIX = "ncd_"
 PREPROCESS_FACT = f"{FACT_PREFIX}preprocess"
+THREADS = "intra_op_thread_count"  # which the onnxruntime backend does act on
 
 
 class Contract(NamedTuple):

@@ -27,7 +27,7 @@ from ncd_export.reduced import Precision, to_fp16, to_int8
 from ncd_export.rename import keep_names
 from ncd_export.repository import add_to_repository, check_place, check_writable, told_if_it_cannot_be_written
 from ncd_export.to_onnx import write_onnx
-from ncd_export.triton_config import MAX_BATCH, Device
+from ncd_export.triton_config import MAX_BATCH, THIS_CPU, Hardware
 from ncd_export.verify import Agreement, Images, Verification, compare_precisions, verify
 from ncd_serve.bundle import CARD, HASHED, LABELS, MANIFEST, MODEL, VERIFICATION, Bundle, BundleManifest
 from ncd_serve.errors import DataError, UsageError
@@ -46,13 +46,13 @@ class ExportOptions:
     checkpoint: Path | None = None  # None: the newest
     precision: Precision = "fp32"
     min_agreement: float = 0.98  # share of images that fewer bits must leave in their cluster
-    device: Device = "cpu"
+    hardware: Hardware = THIS_CPU
     replace: bool = False
     keep: int | None = None
 
     def check(self) -> None:
         """Raise UsageError for what does not fit together."""
-        if self.precision == "int8" and self.device != "cpu":
+        if self.precision == "int8" and self.hardware.device != "cpu":
             # TensorRT takes symmetric activations alone, CPUs are fastest with unsigned ones.
             raise UsageError("int8 is quantised for CPUs", hint="use --precision fp16 on a GPU")
 
@@ -97,7 +97,7 @@ def export_run(
             Bundle.read(folder),
             repository,
             name=name,
-            device=options.device,
+            hardware=options.hardware,
             replace=options.replace,
             keep=options.keep,
         )

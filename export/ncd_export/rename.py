@@ -15,7 +15,7 @@ from ncd_export.repository import (
     add_to_repository,
     check_place,
     check_writable,
-    device_of,
+    hardware_of,
     told_if_it_cannot_be_written,
 )
 from ncd_serve.bundle import CARD, LABELS, MANIFEST, MODEL, Bundle, BundleManifest
@@ -37,12 +37,12 @@ def rename_bundle(
     out = bundle.folder.resolve()
     check_place(repository, name)
     check_writable(out.parent)
-    device = device_of(repository, name)
+    hardware = hardware_of(repository, name)
     with told_if_it_cannot_be_written(out), atomic_directory(out) as folder:
         shutil.copytree(out, folder, dirs_exist_ok=True)  # whatever else its owner keeps there, too
         _rewrite(folder, bundle.manifest, naming)
         renamed = Bundle.read(folder)
-        version = add_to_repository(renamed, repository, name=name, device=device, keep=keep)
+        version = add_to_repository(renamed, repository, name=name, hardware=hardware, keep=keep)
     return Bundle(bundle.folder, renamed.manifest), version
 
 

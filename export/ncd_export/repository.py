@@ -7,8 +7,9 @@ import shutil
 from contextlib import contextmanager, suppress
 from typing import TYPE_CHECKING
 
-from ncd_export.triton_config import MARK, Device, render_config
+from ncd_export.triton_config import MARK, THIS_CPU, Hardware, render_config
 from ncd_serve.bundle import LABELS, MODEL, Bundle
+from ncd_serve.contract import THREADS
 from ncd_serve.errors import DataError, UsageError
 from ncd_serve.files import atomic_directory, atomic_path
 from ncd_serve.triton.jpeg import add_jpeg_model, jpeg_model_name
@@ -24,7 +25,7 @@ def add_to_repository(
     repository: Path,
     *,
     name: str,
-    device: Device = "cpu",
+    hardware: Hardware = THIS_CPU,
     replace: bool = False,
     keep: int | None = None,
 ) -> Path:
@@ -36,7 +37,7 @@ def add_to_repository(
     folder = repository / name
     newest = max(_versions(folder), default=0)
     target = folder / str(newest if replace and newest else newest + 1)
-    config = render_config(bundle, name=name, device=device)
+    config = render_config(bundle, name=name, hardware=hardware)
     with (
         _no_empty_folders(folder, repository),
         # All is on the disk before any of it appears: the version first, then the labels, then what names them.
@@ -84,11 +85,12 @@ def told_if_it_cannot_be_written(bundle: Path) -> Iterator[None]:
         ) from error
 
 
-def device_of(repository: Path, name: str) -> Device:
-    """What the configuration of a model is written for; a model that is not there yet will be served on the CPU."""
-    optimization = read_config(repository / name / CONFIG).optimization
-    accelerators: list[Device] = [entry.name for entry in optimization.execution_accelerators.gpu_execution_accelerator]
-    return accelerators[0] if accelerators else "cpu"
+def hardware_of(repository: Path, name: str) -> Hardware:
+    """What the configuration of a model is written for; a model that is not there yet: this machine's CPU."""
+    config = read_config(repository / name / CONFIG)
+    for accelerator in config.optimization.execution_accelerators.gpu_execution_accelerator:
+        return Hardware(accelerator.name)
+    return Hardware(cores=int(config.parameters[THREADS].string_value or 0) or None)
 
 
 def _versions(folder: Path) -> list[int]:

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import os
 from dataclasses import dataclass
-from typing import Literal
+from typing import Literal, NamedTuple
 
 import onnx
 from onnx import TensorProto
 
 from ncd_serve.bundle import LABELS, Bundle
-from ncd_serve.contract import FACT_PREFIX, PREPROCESS_FACT
+from ncd_serve.contract import FACT_PREFIX, PREPROCESS_FACT, THREADS
 
 Device = Literal["cpu", "cuda", "tensorrt"]
 MAX_BATCH = 64
@@ -42,14 +42,25 @@ class TensorSpec:
         return f"{self.name}:{'x'.join(map(str, (batch, *self.dims)))}"
 
 
-def render_config(bundle: Bundle, *, name: str, device: Device = "cpu", cores: int | None = None) -> str:
+class Hardware(NamedTuple):
+    """What a model is served on."""
+
+    device: Device = "cpu"
+    cores: int | None = None  # of its CPU; None: as many as this one has
+
+
+THIS_CPU = Hardware()
+
+
+def render_config(bundle: Bundle, *, name: str, hardware: Hardware) -> str:
     """config.pbtxt: one instance that has the device to itself, dynamic batching, warmed up."""
+    device = hardware.device
     graph = onnx.load(bundle.model_path, load_external_data=False).graph
     (image,) = _tensors(graph.input)
     entries = [tensor.to_pbtxt(LABELS if tensor.name == "probabilities" else None) for tensor in _tensors(graph.output)]
     facts = {PREPROCESS_FACT: bundle.manifest.preprocess.model_dump_json(), MARK: bundle.manifest.bundle_id}
     if device == "cpu":
-        facts = {"intra_op_thread_count": str(cores or os.cpu_count() or 1), **facts}
+        facts = {THREADS: str(hardware.cores or os.cpu_count() or 1), **facts}
     return "\n".join(
         [
             f'name: "{name}"',

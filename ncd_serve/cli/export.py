@@ -47,13 +47,17 @@ def export(
     device: Annotated[
         ServedOn, typer.Option(help="What it will be served on; cuda and tensorrt need NVIDIA's Triton container.")
     ] = ServedOn.CPU,
+    cores: Annotated[
+        int | None, typer.Option(min=1, help="Cores of the machine that will serve it on its CPU; default: this one's.")
+    ] = None,
     replace: Annotated[bool, typer.Option("--replace", help="Take the newest version's place, add none.")] = False,
     keep: Annotated[int | None, typer.Option(min=1, help="Remove all versions but the newest N.")] = None,
 ) -> None:
     """Export a run to a verified ONNX bundle and add it to a Triton model repository."""
     run_dir, setup = open_run(run)
     exporter = extras.load("ncd_export.export", extra="train,export")
-    options = exporter.ExportOptions(checkpoint, precision.value, min_agreement, device.value, replace, keep)
+    hardware = exporter.Hardware(device.value, cores)
+    options = exporter.ExportOptions(checkpoint, precision.value, min_agreement, hardware, replace, keep)
     bundle, version, verification, agreement = exporter.export_run(
         setup, run_dir, out=output or run / "bundle", repository=repository, name=model_name, options=options
     )

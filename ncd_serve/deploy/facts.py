@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from ncd_serve import __version__
-from ncd_serve.contract import FACT_PREFIX
+from ncd_serve.contract import FACT_PREFIX, THREADS
 from ncd_serve.deploy.memory import OVERHEAD_MIB, SHARED_MEMORY_MIB, peak_mib, pod_mib
 from ncd_serve.errors import DataError, UsageError
 from ncd_serve.triton.process import USUAL_PORTS, Ports
@@ -152,5 +152,5 @@ def _device(config: Any) -> dict[str, Any]:
     gpu = any(group.kind == ModelInstanceGroup.KIND_GPU for group in config.instance_group)
     accelerators = config.optimization.execution_accelerators.gpu_execution_accelerator
     caches = [entry.parameters["trt_engine_cache_path"] for entry in accelerators if entry.name == "tensorrt"]
-    threads = int(config.parameters["intra_op_thread_count"].string_value or 1)
+    threads = int(config.parameters[THREADS].string_value or 1)
     return {"gpu": gpu, "engine_cache": next(iter(caches), ""), "cpus": GPU_CPUS if gpu else threads}

@@ -43,9 +43,10 @@ def deployment(bundle: Path, repository: Path) -> Deployment:
 def gpu_deployment(bundle: Path, tmp_path_factory: pytest.TempPathFactory) -> Deployment:
     """The same, exported for TensorRT, to be read from object storage."""
     from ncd_export.repository import add_to_repository
+    from ncd_export.triton_config import Hardware
 
     folder = tmp_path_factory.mktemp("gpu") / "model_repository"
-    add_to_repository(Bundle.read(bundle), folder, name="ncd_global", device="tensorrt")
+    add_to_repository(Bundle.read(bundle), folder, name="ncd_global", hardware=Hardware("tensorrt"))
     uri = "s3://https://storage.example.com:9000/birds/models"
     image = "registry.example.com:5000/team/birds:1.2"
     return describe(Bundle.read(bundle), folder, model="ncd_global", image=image, repository_uri=uri)

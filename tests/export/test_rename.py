@@ -9,8 +9,8 @@ from pathlib import Path
 import onnx
 import pytest
 from ncd_export.rename import keep_names, rename_bundle
-from ncd_export.repository import add_to_repository, device_of
-from ncd_export.triton_config import Device
+from ncd_export.repository import add_to_repository, hardware_of
+from ncd_export.triton_config import Hardware
 
 from ncd_serve.bundle import Bundle
 from ncd_serve.errors import DataError
@@ -77,11 +77,11 @@ def test_undone_merges_leave_the_graph_that_was_verified(place: Path, bundle: Pa
     assert version.name == "3" and not (version.parent / "1").exists()
 
 
-@pytest.mark.parametrize("device", ["cpu", "cuda", "tensorrt"])
-def test_the_device_stays(device: Device, place: Path, bundle: Path) -> None:
-    add_to_repository(Bundle.read(bundle), place / "models", name="m", device=device)
+@pytest.mark.parametrize("hardware", [Hardware(cores=64), Hardware("cuda"), Hardware("tensorrt")])
+def test_what_it_is_served_on_stays(hardware: Hardware, place: Path, bundle: Path) -> None:
+    add_to_repository(Bundle.read(bundle), place / "models", name="m", hardware=hardware)
     rename(place, {0: {"name": "gull"}})
-    assert device_of(place / "models", "m") == device
+    assert hardware_of(place / "models", "m") == hardware
 
 
 def test_a_new_export_keeps_the_names_of_the_same_state(place: Path, bundle: Path) -> None:

@@ -12,7 +12,7 @@ import onnx
 import pytest
 from google.protobuf import text_format
 from ncd_export.repository import add_to_repository
-from ncd_export.triton_config import Device, render_config
+from ncd_export.triton_config import Device, Hardware, render_config
 from tritonclient.grpc.model_config_pb2 import ModelConfig, ModelInstanceGroup
 
 from ncd_serve.bundle import Bundle
@@ -97,7 +97,7 @@ def test_a_read_only_repository_is_named_before_any_work(tiny_run: Path, bundle:
 
 
 def parsed(bundle: Bundle, device: Device) -> ModelConfig:
-    return text_format.Parse(render_config(bundle, name="birds", device=device, cores=4), ModelConfig())
+    return text_format.Parse(render_config(bundle, name="birds", hardware=Hardware(device, cores=4)), ModelConfig())
 
 
 def test_the_configuration_leaves_nothing_to_guess(bundle: Path) -> None:
@@ -134,6 +134,6 @@ def test_gpu_variants(device: Device, bundle: Path) -> None:
 def test_the_checked_in_configuration_is_the_generated_one(bundle: Path) -> None:
     """model_repository/ in git shows what an export of the embedded model writes, but for its id."""
     loaded = Bundle.read(bundle)
-    config = render_config(loaded, name="ncd_global", cores=2).replace(loaded.manifest.bundle_id, "BUNDLE_ID")
-    assert (CHECKED_IN / "config.pbtxt").read_text() == config
+    config = render_config(loaded, name="ncd_global", hardware=Hardware(cores=2))
+    assert (CHECKED_IN / "config.pbtxt").read_text() == config.replace(loaded.manifest.bundle_id, "BUNDLE_ID")
     assert (CHECKED_IN / "labels.txt").read_text() == (bundle / "labels.txt").read_text()

@@ -5,6 +5,7 @@ from __future__ import annotations
 import io
 import json
 import resource
+import shutil
 import signal
 import subprocess
 import sys
@@ -48,6 +49,14 @@ def train(config: TrainConfig, folder: Path, console: Console = QUIET) -> RunDir
 
 def weights(run: RunDir) -> dict[str, torch.Tensor]:
     return load_file(run.checkpoint)
+
+
+def test_other_images_are_not_gone_on_with(tiny_run: Path, config: TrainConfig, tmp_path: Path) -> None:
+    run = RunDir(shutil.copytree(tiny_run, tmp_path / "run"))
+    prepared = setup.prepare(config, QUIET)
+    fewer = replace(prepared.manifest, unlabelled=prepared.manifest.unlabelled[1:])
+    with pytest.raises(DataError, match="images have changed"):
+        training.train(replace(prepared, manifest=fewer), run)
 
 
 def assert_same_weights(first: RunDir, second: RunDir) -> None:

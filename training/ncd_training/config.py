@@ -208,6 +208,7 @@ class ReportConfig(Section):
     tensorboard: bool = False
 
 
+_BY_TERMS = ("dual", "rankstat")  # methods that are trained by the paper's terms
 # What a method's model must look like.
 _NEEDED = {
     "dtc": {"branches": "global", "heads": "separate", "head_form": "centres"},
@@ -246,15 +247,14 @@ class TrainConfig(Section):
             raise ValueError("compat.trunk_batch_norm=train changes the trunk, so data.cache_views must be 0")
         if self.self_labels.weight and (self.model.heads == "open_world" or self.model.head_form != "linear"):
             raise ValueError("self_labels.weight needs linear cluster heads of the novel classes alone")
-        if self.self_labels.weight and self.method.name not in ("dual", "rankstat"):
+        if self.self_labels.weight and self.method.name not in _BY_TERMS:
             raise ValueError(f"self_labels.weight is not for the method {self.method.name}: leave out the recipe plus")
         if self.method.name == "kmeans" and self.optim.epochs:
             raise ValueError("the method kmeans trains nothing: optim.epochs must be 0, as in its recipe")
         name, model = self.method.name, self.model
-        paper = name in ("dual", "rankstat")
-        if paper and not self._has_terms:
+        if name in _BY_TERMS and not self._has_terms:
             raise ValueError("all terms of the loss are off, or all but distillation, which waits for filled banks")
-        if not self.optim.labelled_batch and (name == "orca" or (paper and self.loss.cross_entropy)):
+        if not self.optim.labelled_batch and self._discovery_teaches:
             raise ValueError("known classes are taught on labelled images: optim.labelled_batch must be at least 1")
         if model.head_form == "centres" and name != "dtc":
             raise ValueError("model.head_form=centres is for the method dtc alone")
@@ -262,6 +262,15 @@ class TrainConfig(Section):
             needed = " and ".join(f"model.{key}={value}" for key, value in _NEEDED[name].items())
             raise ValueError(f"the method {name} needs {needed}, which its recipe has: give --method {name}")
         return self
+
+    @property
+    def teaches_known_classes(self) -> bool:
+        """Whether a head learns to tell known classes apart, before discovery or during it."""
+        return self._discovery_teaches or self.supervised.epochs > 0
+
+    @property
+    def _discovery_teaches(self) -> bool:
+        return self.method.name == "orca" or (self.method.name in _BY_TERMS and self.loss.cross_entropy)
 
     @property
     def _has_terms(self) -> bool:

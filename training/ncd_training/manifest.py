@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import os
 from collections import Counter
 from dataclasses import dataclass
+from hashlib import sha256
 from pathlib import Path
 
 from ncd_serve.errors import DataError
@@ -39,6 +41,15 @@ class Manifest:
     def images(self) -> list[Path]:
         """All training images, labelled first."""
         return [path for path, _ in self.labelled] + self.unlabelled
+
+    @property
+    def fingerprint(self) -> str:
+        """Of the training images' names and labels in their order, wherever their folder is."""
+        labels = [label for _, label in self.labelled] + [-1] * len(self.unlabelled)
+        digest = sha256()
+        for path, label in zip(self.images, labels, strict=True):
+            digest.update(os.fsencode(f"{label} {path.name}\n"))
+        return digest.hexdigest()[:20]
 
     def check(self, clusters: int) -> None:
         """Raise DataError for what cannot be trained on, before any heavy work."""

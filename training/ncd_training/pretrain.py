@@ -59,12 +59,14 @@ def pretrain(setup: Setup, run: RunDir) -> None:
         parts, origin = initial_trunk(config, weights=None if begun else config.model.weights)
         state = build_state(config, parts)
         if begun:
+            run.check_images(setup.manifest)
             load_checkpoint(state, run.checkpoint)
             text = f"resuming {run.path} after epoch {state.epoch} of {config.pretrain.epochs}"
             setup.console.print(text, soft_wrap=True)
         else:
             _print_plan(setup, run, origin)
-            run.note_start(setup.findings.lines(), origin.facts() if origin else None, device=device_name())
+            facts = origin.facts() if origin else None
+            run.note_start(setup.findings.lines(), facts, images=setup.manifest, device=device_name())
             save_checkpoint(state, run.checkpoint)
         _fit(setup, state, run, log)
 

@@ -22,6 +22,7 @@ from ncd_serve.errors import DataError, UsageError
 from ncd_serve.files import write_json, write_text
 from ncd_serve.reference import REFERENCE
 from ncd_training.config import TrainConfig
+from ncd_training.manifest import Manifest
 from ncd_training.resolve import resolve_config
 
 PRETRAINED = "weights.safetensors"  # what `ncd-serve pretrain` leaves for `train --weights`
@@ -182,13 +183,20 @@ class RunDir:
         empty: dict[str, Any] = {"baselines": {}, "scores": {}}
         return json.loads(self.summary.read_text()) if self.summary.exists() else empty
 
-    def note_start(self, findings: list[str], weights: dict[str, Any] | None, *, device: str) -> None:
-        """Keep what is known when training starts: images left out, the file of initial weights, the device."""
-        write_json(self.environment, {**self._facts, "device": device})
+    def note_start(self, findings: list[str], weights: dict[str, Any] | None, *, images: Manifest, device: str) -> None:
+        """Keep what is known when training starts: the images, those left out, initial weights' file, the device."""
+        write_json(self.environment, {**self._facts, "device": device, "images": images.fingerprint})
         if findings:
             write_text(self.path / "skipped.txt", "\n".join(findings) + "\n")
         if weights:
             write_json(self.summary, {**self.read_summary(), "weights": weights})
+
+    def check_images(self, images: Manifest) -> None:
+        """Raise DataError when the images are others than those that the run was started with."""
+        if self._facts.get("images", images.fingerprint) != images.fingerprint:
+            raise DataError(
+                f"the images have changed since {self.path} was started", hint="put them back, or start another run"
+            )
 
     def read_metrics(self) -> list[dict[str, Any]]:
         """All epochs so far."""

@@ -41,7 +41,9 @@ def train(setup: Setup, run: RunDir) -> None:
     """Train into a run directory; where there is a checkpoint, go on to the same weights as if it had never stopped."""
     with _logged(setup, run) as (setup, ranks, log):
         begun = ranks.leaders(run.checkpoint.exists())
-        if not begun:
+        if begun:
+            run.check_images(setup.manifest)
+        else:
             _start(setup, run, ranks)
         state = load_state(setup, run, ranks)
         if begun:
@@ -105,7 +107,8 @@ def _teach_trunk(setup: Setup, run: RunDir, *, processes: int) -> TrainState:
     config, plan = setup.config, _batch_plan(setup)
     parts, origin = initial_trunk(config, weights=config.model.weights)
     print_plan(setup, steps=len(plan), origin=origin, folder=run.path)
-    run.note_start(setup.findings.lines(), origin.facts() if origin else None, device=device_name())
+    facts = origin.facts() if origin else None
+    run.note_start(setup.findings.lines(), facts, images=setup.manifest, device=device_name())
     state = build_state(setup, parts)
     if config.optim.epochs:
         print_cost(setup, measure(state, setup, plan, processes=processes), steps=len(plan))

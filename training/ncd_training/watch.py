@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -90,6 +91,8 @@ def look(setup: Setup, state: TrainState, run: RunDir) -> dict[str, float]:
 def last_look(setup: Setup, state: TrainState) -> tuple[dict[str, Any], Outputs]:
     """Scores of every split that has true classes and the quality of the pseudo labels; and what they are about."""
     data, manifest = setup.config.data, setup.manifest
+    if not setup.config.teaches_known_classes:
+        manifest = replace(manifest, known_test=())
     probe, rows = _probe(setup, state)
     outputs = look_at_unlabelled(setup, state.model, see=probe)
     splits = evaluate_splits(state.model, manifest, data.preprocess, outputs, workers=data.workers, track=setup.track)
