@@ -45,7 +45,7 @@ from torch.utils.flop_counter import FlopCounterMode
 
 SIZES = {"resnet50": 224, "vit_small": 224, "efficientnet_lite0": 160}
 FORMS = ("plain", "files", "cached", "limit")
-LABELLED, UNLABELLED, STEPS, ROUNDS = 16, 8, 2, 3
+LABELLED, UNLABELLED, STEPS, ROUNDS = 16, 8, 2, 2
 MATRIX, PRODUCTS = 2048, 5
 KNOWN, NOVEL = 160, 40
 PHOTO = (3000, 2000)
