@@ -18,6 +18,7 @@ from ncd_export.graph import ExportGraph
 from ncd_export.reduced import to_int8
 from ncd_export.repository import add_to_repository
 from ncd_export.to_onnx import write_onnx
+from ncd_export.triton_config import Hardware
 from ncd_training.run_dir import RunDir
 from ncd_training.setup import Setup, prepare
 from rich.console import Console
@@ -238,8 +239,9 @@ def test_images_that_are_compared_did_not_calibrate(
 
 
 def test_int8_is_for_cpus(setup: Setup, tiny_run: Path, place: dict[str, Any], tmp_path: Path) -> None:
+    options = ExportOptions(precision="int8", hardware=Hardware("tensorrt"))
     with unchanged(tmp_path), pytest.raises(UsageError, match="int8 is quantised for CPUs"):
-        export_run(setup, RunDir(tiny_run), **place, options=ExportOptions(precision="int8", device="tensorrt"))
+        export_run(setup, RunDir(tiny_run), **place, options=options)
 
 
 @pytest.mark.triton
