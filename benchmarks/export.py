@@ -22,10 +22,10 @@ import torch
 import torch.nn.functional as F
 from ncd_export.graph import ExportGraph
 from ncd_export.reduced import to_int8
-from ncd_export.to_onnx import write_onnx
 from ncd_export.verify import compare_precisions
 from ncd_training.dual_branch import DualBranchModel
 from ncd_training.glyphs import NOVEL, write_glyphs
+from ncd_training.to_onnx import write_onnx
 from ncd_training.trunk import build_trunk
 from rich.console import Console
 from rich.table import Table
@@ -125,7 +125,7 @@ def train(model: DualBranchModel, images: torch.Tensor, labels: torch.Tensor) ->
     optimizer = torch.optim.AdamW(graph.parameters(), 1e-3)
     for epoch in range(EPOCHS):
         for chosen in torch.randperm(len(images), generator=torch.Generator().manual_seed(epoch)).split(BATCH):
-            probabilities = graph(images[chosen]).probabilities
+            probabilities = graph(images[chosen])["probabilities"]
             optimizer.zero_grad()
             F.nll_loss((probabilities + 1e-9).log(), labels[chosen]).backward()
             optimizer.step()

@@ -2,8 +2,8 @@
 
     .venv/bin/python benchmarks/scale.py [--quick]
 
-ResNet-18 at 64 px with random weights, in blocks of 50 JPEG files; a core for each worker. Starting Ray and loading
-models is not counted: time runs from the sixth finished block to the last, and small work is the median of three runs.
+ResNet-18 at 64 px with random weights, in blocks of 100 JPEG files; a core for each worker. Starting Ray and loading
+models is not counted: time runs from the fourth finished block to the last, and small work is the median of three runs.
 Memory is the most that a worker held. The cost of an image must stay within 10% while the work grows a hundredfold;
 exit code 1 otherwise. What two workers can give at most is measured as well: two processes that share nothing but the
 machine.
@@ -35,7 +35,7 @@ from ncd_serve.preprocess import load_array
 from ncd_serve.runners import OnnxRunner
 
 QUICK = "--quick" in sys.argv
-BASE, PICTURES, BLOCK, NOT_COUNTED, SIDE = 1000, 50, 50, 6, 64
+BASE, PICTURES, BLOCK, NOT_COUNTED, SIDE = 1000, 50, 100, 4, 64
 REPEATS = {1: 3, 10: 1} if QUICK else {1: 3, 10: 1, 100: 1}
 MOST_CHANGE = 0.10
 EPOCHS = (1, 2)

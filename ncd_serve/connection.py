@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import errno
 import logging
 import random
 import time
@@ -48,8 +49,16 @@ _GRPC_OPTIONS = [
 def _loop() -> asyncio.AbstractEventLoop:
     """The one loop of this process that talks to servers: gRPC logs errors when several do."""
     loop = asyncio.new_event_loop()
+    loop.set_exception_handler(_report)
     Thread(target=loop.run_forever, name="ncd-serve", daemon=True).start()
     return loop
+
+
+def _report(loop: asyncio.AbstractEventLoop, context: dict[str, Any]) -> None:
+    """Say what went wrong beside all requests, but not that gRPC looked into a queue which it had just closed."""
+    error = context.get("exception")
+    if not (isinstance(error, OSError) and error.errno == errno.EBADF):
+        loop.default_exception_handler(context)
 
 
 def in_background(work: Coroutine[Any, Any, _T]) -> Future[_T]:

@@ -18,6 +18,7 @@ from ncd_training.observe import checkpoint_id, look_at_unlabelled, to_reference
 from ncd_training.report import initial_weights
 from ncd_training.run_dir import RunDir
 from ncd_training.setup import Setup
+from ncd_training.to_onnx import write_onnx
 from ncd_training.train import load_state
 from ncd_training.views import view_bytes
 
@@ -26,7 +27,6 @@ from ncd_export.graph import ExportGraph
 from ncd_export.reduced import Precision, to_fp16, to_int8
 from ncd_export.rename import keep_names
 from ncd_export.repository import add_to_repository, check_place, check_writable, told_if_it_cannot_be_written
-from ncd_export.to_onnx import write_onnx
 from ncd_export.triton_config import MAX_BATCH, THIS_CPU, Hardware
 from ncd_export.verify import Agreement, Images, Verification, compare_precisions, verify
 from ncd_serve.bundle import CARD, HASHED, LABELS, MANIFEST, MODEL, VERIFICATION, Bundle, BundleManifest

@@ -7,12 +7,13 @@ from __future__ import annotations
 
 import torch
 from ncd_training.dual_branch import DualBranchModel
+from ncd_training.to_onnx import OnnxGraph
 from torch import Tensor, nn
 
 from ncd_serve.fit import FitLimits
 
 
-class ExportGraph(nn.Module):
+class ExportGraph(OnnxGraph):
     """uint8 images [N, H, W, 3] to the outputs of the served graph; their names and order are the contract."""
 
     def __init__(self, model: DualBranchModel, limits: FitLimits | None = None) -> None:

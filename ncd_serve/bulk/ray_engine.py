@@ -95,7 +95,7 @@ def run(plan: Plan, folder: Folder, bundle: Bundle, *, workers: int, device: Dev
         batch_size=1,
         batch_format="pyarrow",
         fn_constructor_args=(files, plan.order, plan.home, folder.absolute, device, tries),
-        compute=ray.data.ActorPoolStrategy(size=min(workers, len(to_do)), max_tasks_in_flight_per_actor=1),
+        compute=ray.data.ActorPoolStrategy(size=min(workers, len(to_do)), max_tasks_in_flight_per_actor=2),
         num_cpus=1,
         num_gpus=0 if device is Device.CPU else 1,
     )

@@ -96,11 +96,11 @@ def test_novel_labels_never_reach_training(
     assert_same_weights(seen, hidden)
 
 
-@pytest.mark.parametrize("cached_views", [0, 3])
+@pytest.mark.parametrize("setting", ["data.cache_views=0", "data.cache_views=3", "optim.onnx_trunk=true"])
 def test_two_and_two_epochs_are_four(
-    cached_views: int, glyphs: Path, tiny_settings: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    setting: str, glyphs: Path, tiny_settings: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    config = make_config(glyphs, tiny_settings, **{"optim.epochs": 4, "data.cache_views": cached_views})
+    config = make_config(glyphs, [*tiny_settings, "--set", setting], **{"optim.epochs": 4})
     whole = train(config, tmp_path / "whole")
     train_epoch = training.train_epoch
 

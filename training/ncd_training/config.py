@@ -198,6 +198,7 @@ class OptimConfig(Section):
     batch_by_size: bool = False  # both together are dealt out anew, by how many images of each kind there are
     mixed_precision: bool = True  # on CUDA
     compile: bool = False  # torch.compile the branches: slow to start, then faster
+    onnx_trunk: bool = False  # on a CPU the frozen trunk runs in ONNX Runtime, after some seconds of preparation
     seed: int = Field(0, ge=0, lt=2**31)  # what scikit-learn takes, with room to count on
 
 
@@ -245,6 +246,8 @@ class TrainConfig(Section):
             raise ValueError("data.cache_views must be 0, or at least 2: a step compares two views of an image")
         if self.compat.trunk_batch_norm == "train" and self.data.cache_views:
             raise ValueError("compat.trunk_batch_norm=train changes the trunk, so data.cache_views must be 0")
+        if self.compat.trunk_batch_norm == "train" and self.optim.onnx_trunk:
+            raise ValueError("compat.trunk_batch_norm=train changes the trunk, so optim.onnx_trunk must be false")
         if self.self_labels.weight and (self.model.heads == "open_world" or self.model.head_form != "linear"):
             raise ValueError("self_labels.weight needs linear cluster heads of the novel classes alone")
         if self.self_labels.weight and self.method.name not in _BY_TERMS:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from copy import deepcopy
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -12,6 +12,9 @@ from ncd_training.config import CompatConfig, HeadForm, HeadKind, ModelConfig, P
 from ncd_training.heads import CentreHead, CosineHead
 from ncd_training.modules import Modules
 from ncd_training.trunk import Tail, TrunkParts
+
+if TYPE_CHECKING:
+    from ncd_training.onnx_trunk import OnnxTrunk
 
 # Maps of convolutions have four dimensions, tokens of transformers three.
 _FORMATS = {3: torch.contiguous_format, 4: torch.channels_last}
@@ -90,6 +93,7 @@ class Trunk(nn.Module):
     def __init__(self, parts: TrunkParts, *, batch_norm_drifts: bool = False) -> None:
         super().__init__()
         self._batch_norm_drifts = batch_norm_drifts
+        self.in_onnx: OnnxTrunk | None = None  # what computes the maps on a CPU, if not torch
         self.stages = parts.frozen.requires_grad_(False)
         self.register_buffer("mean", torch.tensor(parts.mean).view(1, 3, 1, 1) * 255.0)
         self.register_buffer("std", torch.tensor(parts.std).view(1, 3, 1, 1) * 255.0)
@@ -108,6 +112,8 @@ class Trunk(nn.Module):
         """The same without gradient; on a CPU a few images at a time, whose maps stay in its cache."""
         if images.is_cuda or self.training:
             return self(images)
+        if self.in_onnx is not None:
+            return self.in_onnx.maps(self, images, at_once=_FEW)
         return torch.cat([self(few) for few in images.split(_FEW)])
 
 
@@ -143,7 +149,7 @@ class DualBranchModel(nn.Module):
 
     def to_maps(self, inputs: Tensor) -> Tensor:
         """Images (uint8) through the frozen trunk; cached trunk maps as they are."""
-        return self.trunk.maps(inputs) if inputs.dtype == torch.uint8 else inputs
+        return self.placed(self.trunk.maps(inputs)) if inputs.dtype == torch.uint8 else inputs
 
     def forward(self, maps: Tensor) -> list[BranchOutput]:
         """Trunk maps to one output for each branch."""

@@ -19,6 +19,7 @@ from torch.utils.data import DataLoader, Dataset, Sampler
 
 from ncd_serve.preprocess import open_image
 from ncd_training.augment import build_augmentation, smallest_part
+from ncd_training.onnx_trunk import weights_digest
 from ncd_training.randomness import Purpose, seed_for
 from ncd_training.ranks import Ranks
 
@@ -217,12 +218,11 @@ def _map_shape(trunk: Trunk, resolution: int) -> tuple[int, ...]:
 
 
 def _fingerprint(trunk: Trunk, paths: Sequence[Path], data: DataConfig) -> str:
-    digest = sha256(json.dumps([data.augmentation, data.resolution, data.cache_views]).encode())
+    settings = data.augmentation, data.resolution, data.cache_views, trunk.in_onnx is not None, weights_digest(trunk)
+    digest = sha256(json.dumps(settings).encode())
     for path in paths:
         stat = path.stat()
         digest.update(f"{path.resolve()}|{stat.st_size}|{stat.st_mtime_ns}\n".encode())
-    for tensor in trunk.state_dict().values():
-        digest.update(tensor.cpu().numpy().tobytes())
     return digest.hexdigest()[:20]
 
 

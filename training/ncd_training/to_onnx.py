@@ -1,4 +1,4 @@
-"""The graph as an ONNX file with a dynamic batch and stable names."""
+"""A part of the model as an ONNX file with a dynamic batch and stable names."""
 
 from __future__ import annotations
 
@@ -10,13 +10,21 @@ from pathlib import Path
 
 import onnx
 import torch
-
-from ncd_export.graph import ExportGraph
+from torch import nn
 
 OPSET = 20  # what torch translates to without a conversion, and ONNX Runtime reads since 1.17
 
 
-def write_onnx(graph: ExportGraph, target: Path, *, resolution: int, metadata: dict[str, str]) -> None:
+class OnnxGraph(nn.Module):
+    """uint8 images [N, H, W, 3] to outputs with names."""
+
+    @property
+    def output_names(self) -> tuple[str, ...]:
+        """What it answers with, in the order of `forward`."""
+        raise NotImplementedError
+
+
+def write_onnx(graph: OnnxGraph, target: Path, *, resolution: int, metadata: dict[str, str]) -> None:
     """Write the graph, checked by onnx itself, with facts about its origin inside."""
     example = torch.zeros(2, resolution, resolution, 3, dtype=torch.uint8)
     with _quiet():
