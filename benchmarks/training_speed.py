@@ -3,11 +3,11 @@
     .venv/bin/python benchmarks/training_speed.py [TRUNK ...]
 
 Plain form: default memory format, the two views in two passes, all pairs enumerated as repeated tensors, gradients for
-all tokens of a transformer, JPEGs decoded at full size. `files` is `ncd-serve train`, `cached` is `train --cache-views
-K`, `limit` is what is left when decoding and trunk cost nothing: branches and objective on maps that are already in
-memory. Each form runs in a process of its own with one thread, in turns; times are CPU time, the best of the rounds, so
-that other work counts little. The last column is a step's rate of arithmetic over that of a large matrix product: what
-is near 1 can hardly be faster.
+all tokens of a transformer, JPEGs decoded at full size. `files` is `ncd-serve train --set optim.onnx_trunk=true`,
+`cached` is `train --cache-views K`, `limit` is what is left when decoding and trunk cost nothing: branches and
+objective on maps that are already in memory. Each form runs in a process of its own with one thread, in turns; times
+are CPU time, the best of the rounds, so that other work counts little. The last column is a step's rate of arithmetic
+over that of a large matrix product: what is near 1 can hardly be faster.
 """
 
 from __future__ import annotations
@@ -35,6 +35,7 @@ from ncd_training.loop import train_step
 from ncd_training.losses import bank_log_probabilities, symmetric_kl
 from ncd_training.method import Batch
 from ncd_training.objective import Objective
+from ncd_training.onnx_trunk import OnnxTrunk
 from ncd_training.trunk import TailOutput, TransformerTail, build_trunk
 from ncd_training.views import BatchPlan, FileViews, batches, cache_views
 from PIL import Image
@@ -157,6 +158,9 @@ def measure(trunk: str, form: str, folder: Path) -> dict[str, float]:
             train_step(state, batch, labels, rows=torch.arange(UNLABELLED), ramp=1.0, generator=generator)
 
     with FlopCounterMode(display=False) as counter:  # which warms up, too
+        step()
+    if form == "files":
+        state.model.trunk.in_onnx = OnnxTrunk(trunk, SIZES[trunk])
         step()
     best = math.inf
     for plan.epoch in range(1, STEPS + 1):

@@ -58,6 +58,10 @@ def measure(
     if torch.cuda.is_available():
         torch.cuda.reset_peak_memory_stats()
     model.train()
+    resolution = setup.config.data.resolution
+    model.to_maps(
+        model.placed(torch.zeros(1, 3, resolution, resolution, dtype=torch.uint8))
+    )  # prepared before it counts
     # Views seed the default generator: it is given back as it was.
     with torch.random.fork_rng(devices=[]):
         for requests in islice(plan, STEPS):

@@ -25,7 +25,7 @@ def print_plan(setup: Setup, *, steps: int, origin: WeightsReport | None, folder
         f"known classes, {len(manifest.unlabelled):,} unlabelled images for {setup.clusters} clusters\n"
         f"{config.method.name}: {config.model.trunk} at {config.data.resolution} px on {device_name()}, "
         f"branches {config.model.branches}, "
-        f"{config.optim.epochs} epochs of {steps} steps"
+        f"{_epochs(config.optim.epochs)} of {steps} steps"
         + (f"; run directory [bold]{folder}[/bold]" if folder else "; a dry run, nothing is written"),
         highlight=False,
         soft_wrap=True,
@@ -71,4 +71,8 @@ def stages_before(config: TrainConfig) -> list[str]:
         "training from labels": config.from_labels.epochs,
         "supervised training": config.supervised.epochs,
     }
-    return [f"{epochs} epoch{'s' * (epochs > 1)} of {name}" for name, epochs in stages.items() if epochs]
+    return [f"{_epochs(epochs)} of {name}" for name, epochs in stages.items() if epochs]
+
+
+def _epochs(number: int) -> str:
+    return f"{number} epoch{'s' * (number != 1)}"
