@@ -18,7 +18,7 @@ from typing import Any
 from ncd_training.resolve import resolve_config
 from ncd_training.run_dir import RunDir
 from ncd_training.setup import prepare
-from ncd_training.train import resume, train
+from ncd_training.train import train
 from rich.console import Console
 from rich.table import Table
 
@@ -47,7 +47,7 @@ def summary(row: str, seed: int, options: argparse.Namespace, console: Console) 
         setup = prepare(resolve_config(recipes=["cub200", *recipes], overrides={**settings, **overrides}), console)
         train(setup, RunDir.create(run.path, setup.config))
     elif not run.read_summary()["scores"]:
-        resume(prepare(run.config(), console), run)
+        train(prepare(run.config(), console), run)
     return run.read_summary()
 
 

@@ -9,6 +9,7 @@ from ncd_training.config import TrainConfig
 from ncd_training.dual_branch import DualBranchModel, Trunk
 from ncd_training.onnx_trunk import OnnxTrunk
 from ncd_training.trunk import build_trunk
+from ncd_training.weights import check_weights
 
 from ncd_serve.errors import MissingExtraError
 
@@ -57,7 +58,7 @@ def test_branches_get_maps_in_the_format_that_they_like() -> None:
 def test_what_is_missing_is_said_before_anything_is_done(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(onnx_trunk, "_PACKAGES", ("onnx", "no_such_package"))
     with pytest.raises(MissingExtraError, match="no_such_package") as caught:
-        OnnxTrunk("small_resnet", 32)
+        check_weights(TrainConfig.model_validate({"optim": {"onnx_trunk": True}}))
     assert "onnx_trunk=false" in caught.value.hint
 
 

@@ -22,19 +22,27 @@ from ncd_serve.errors import MissingExtraError
 from ncd_serve.runners import Session, open_session
 
 if TYPE_CHECKING:
+    from ncd_training.config import TrainConfig
     from ncd_training.dual_branch import Trunk
 
 _PACKAGES = ("onnx", "onnxscript")
+
+
+def configured(config: TrainConfig) -> OnnxTrunk | None:
+    """What computes the trunk instead of torch, if that was asked for and there is no GPU."""
+    if not config.optim.onnx_trunk or torch.cuda.is_available():
+        return None
+    for package in _PACKAGES:
+        if find_spec(package) is None:
+            text = f"optim.onnx_trunk=true needs {package}, which is not installed"
+            raise MissingExtraError(text, hint="pip install 'ncd-serve[export]', or --set optim.onnx_trunk=false")
+    return OnnxTrunk(config.model.trunk, config.data.resolution)
 
 
 class OnnxTrunk:
     """A trunk's maps, by sessions that are made from its weights as they are when it is asked."""
 
     def __init__(self, name: str, resolution: int) -> None:
-        for package in _PACKAGES:
-            if find_spec(package) is None:
-                text = f"optim.onnx_trunk=true needs {package}, which is not installed"
-                raise MissingExtraError(text, hint="pip install 'ncd-serve[export]', or --set optim.onnx_trunk=false")
         self._name, self._resolution = name, resolution
         self._digest, self._version = "", -1
 
@@ -59,7 +67,8 @@ class OnnxTrunk:
             weights, model = Path(scratch) / "trunk.safetensors", Path(scratch) / "trunk.onnx"
             save_file({name: tensor.contiguous() for name, tensor in trunk.state_dict().items()}, weights)
             words = [self._name, str(self._resolution), str(weights), str(model)]
-            subprocess.run([sys.executable, "-m", __name__, *words], check=True)
+            # In a session of its own, or Ctrl-C would reach it as well.
+            subprocess.run([sys.executable, "-m", __name__, *words], check=True, start_new_session=True)
             return open_session(model, threads=torch.get_num_threads())
 
 

@@ -13,7 +13,7 @@ import torch
 from rich.console import Console
 
 from ncd_serve.files import write_json
-from ncd_training import watch
+from ncd_training import onnx_trunk, watch
 from ncd_training.checkpoint import TrainState, load_checkpoint, save_checkpoint
 from ncd_training.config import OptimConfig
 from ncd_training.display import EpochDisplay
@@ -23,7 +23,6 @@ from ncd_training.loop import train_epoch
 from ncd_training.method import Material
 from ncd_training.methods import build_method
 from ncd_training.observe import to_reference
-from ncd_training.onnx_trunk import OnnxTrunk
 from ncd_training.plan import device_name, print_cost, print_plan
 from ncd_training.plots import CurvePlots, draw_curves
 from ncd_training.precision import Precision
@@ -157,8 +156,7 @@ def build_state(setup: Setup, parts: TrunkParts, ranks: Ranks | None = None) -> 
     )
     objective = build_method(config, model, images=len(setup.manifest.unlabelled), clusters=setup.clusters)
     device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
-    if config.optim.onnx_trunk and device.type == "cpu":
-        model.trunk.in_onnx = OnnxTrunk(config.model.trunk, config.data.resolution)
+    model.trunk.in_onnx = onnx_trunk.configured(config)
     if ranks.size > 1:
         with_global_batch_norm(model.branches)
     model.to(memory_format=torch.channels_last)  # type: ignore[call-overload]  # missing in torch's types

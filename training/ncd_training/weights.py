@@ -13,6 +13,7 @@ from torch import Tensor
 
 from ncd_serve.errors import DataError
 from ncd_serve.files import atomic_path, sha256
+from ncd_training import onnx_trunk
 from ncd_training.trunk import TRUNKS, TrunkParts, build_trunk
 from ncd_training.vision import resample_abs_pos_embed
 from ncd_training.weight_files import WeightFile, channels, read_weights
@@ -56,7 +57,8 @@ def initial_trunk(config: TrainConfig, *, weights: Path | None) -> tuple[TrunkPa
 
 
 def check_weights(config: TrainConfig) -> None:
-    """Raise when there is no such trunk, or the configured weights do not fit it; without making one."""
+    """Raise when there is no such trunk, it cannot run, or the configured weights do not fit it; without making one."""
+    onnx_trunk.configured(config)
     with torch.device("meta"):
         parts = build_trunk(config.model.trunk, resolution=config.data.resolution)
     if config.model.weights is not None:
