@@ -99,7 +99,7 @@ def _run(jobs: list[Any], folder: Path, *, title: str, dataset: str | None, note
         raise
     table = report.collect(jobs, ledger, title=title, dataset=dataset, notes=notes)
     table.draw(folder)
-    out.print(table.table())
+    out.print(table.table(out.width))
     for line in (*table.notes, f"table: {folder}/comparison.md, comparison.csv, comparison.png"):
         out.print(line, highlight=False, markup=False, soft_wrap=True)
     if table.errors:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import csv
+import io
 import json
 import os
 import shutil
@@ -20,6 +21,7 @@ from ncd_training.datasets import DATASETS
 from ncd_training.manifest import Manifest
 from ncd_training.row_sets import row_set, set_names
 from PIL import Image
+from rich.console import Console
 
 from ncd_serve.cli.app import app
 from ncd_serve.errors import DataError, NcdError, UsageError
@@ -168,7 +170,13 @@ def test_an_open_world_is_shown_by_both_protocols(tmp_path: Path) -> None:
         ("paper", "72.1"),
         ("all images, paper's protocol", "50.0"),
     ]
-    table_of(jobs, tmp_path, "imagenet100-open50").draw(tmp_path)
+    found = table_of(jobs, tmp_path, "imagenet100-open50")
+    for width, first in ((80, ["row", "orca"]), (300, header)):
+        console = Console(file=io.StringIO(), width=width)
+        console.print(table := found.table(width))
+        assert isinstance(console.file, io.StringIO) and "…" not in console.file.getvalue()
+        assert len(table.columns) == len(first)
+    found.draw(tmp_path)
     assert picture_size(tmp_path)[0] > 1000  # two panels
 
 

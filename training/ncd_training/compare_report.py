@@ -90,15 +90,18 @@ class Comparison:
         """What went wrong, row by row."""
         return [f"{line.label} failed: {line.error}" for line in self.lines if line.error]
 
-    def table(self) -> Table:
-        """For the terminal."""
-        header, *rows = self.cells()
+    def table(self, width: int) -> Table:
+        """For a terminal of so many columns; on its side where it would be too wide."""
+        cells = self.cells()
+        if _width(cells) > width:
+            cells = min(cells, [list(column) for column in zip(*cells, strict=True)], key=_width)
+        header, *rows = cells
         table = Table(header[0], title=self.title, title_justify="left")
         for name in header[1:]:
             # Names of splits may break after a hyphen.
             table.add_column(name.replace("-", "-\n"), justify="right", style="dim" if name == "paper" else None)
         for row in rows:
-            table.add_row(*row)
+            table.add_row(*row, style="dim" if row[0] == "paper" else None)
         return table
 
     def write(self, folder: Path) -> None:
@@ -131,6 +134,15 @@ class Comparison:
             costs = [f"{line.seconds:.1f}", f"{line.cpu_seconds:.1f}", line.memory, line.error or ""]
             writer.writerow([line.label, line.method, line.seeds, *rounded, *costs])
         return stream.getvalue()
+
+
+def _width(cells: Sequence[Sequence[str]]) -> int:
+    """Columns that a terminal needs: of a header its longest word, of all else every letter."""
+    header, *rows = cells
+    words = [max(map(len, name.replace("-", "- ").split())) for name in header]
+    return 1 + sum(
+        3 + max(column) for column in zip(words, *([len(cell) for cell in row] for row in rows), strict=True)
+    )
 
 
 def notes(chosen: RowSet, rows: Sequence[Row], wishes: Wishes, manifest: Manifest) -> list[str]:
