@@ -56,12 +56,12 @@ def train_step(
     """Two views of a batch, labelled images first and then the unlabelled `rows`, to one update of the branches."""
     model, objective, ranks, scaler = state.model, state.objective, state.ranks, state.precision.scaler
     device = model.trunk.mean.device
+    state.optimizer.zero_grad()  # before the forward pass, so that old gradients are not held beside its maps
     with state.precision.autocast(device):
         outputs = model(model.to_maps(model.placed(torch.cat(views))))
     first, second = map(ranks.gather, split_views(outputs))
     batch = Batch(first, second, labels.to(device), rows.to(device), ramp)
     terms = objective(batch)
-    state.optimizer.zero_grad(set_to_none=True)
     scaler.scale(torch.stack(list(terms.values())).sum()).backward()
     ranks.add_gradients(model.branches.parameters())
     scaler.step(state.optimizer)

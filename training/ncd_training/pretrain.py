@@ -112,9 +112,9 @@ def train_epoch(
     state.lesson.train()
     totals = torch.zeros(2)
     for views in loader:
+        state.optimizer.zero_grad()
         with state.precision.autocast(device):
             lesson = state.lesson(*(view.to(device) for view in views))
-        state.optimizer.zero_grad(set_to_none=True)
         scaler.scale(lesson.loss).backward()
         scaler.step(state.optimizer)
         scaler.update()

@@ -122,7 +122,7 @@ def run_stage(
     loader = batches(views, plan, workers=config.data.workers)
     for plan.epoch in track(range(epochs), what, epochs):
         for requests, (inputs,) in zip(plan, loader, strict=True):
-            optimizer.zero_grad(set_to_none=True)
+            optimizer.zero_grad()
             value = loss(model.placed(inputs), [request.index for request in requests])
             value.backward()
             optimizer.step()
