@@ -8,7 +8,7 @@ import torch
 from ncd_training import progress
 from ncd_training.resolve import resolve_config
 from ncd_training.setup import prepare
-from ncd_training.stages import train_from_labels
+from ncd_training.stages import Stages
 from ncd_training.train import build_state
 from ncd_training.views import FileViews
 from ncd_training.weights import initial_trunk
@@ -21,7 +21,7 @@ def test_without_self_supervision_the_known_classes_teach_trunk_and_tail(glyphs:
     model = build_state(setup, initial_trunk(setup.config, weights=None)[0]).model
     before = [weight.clone() for weight in model.trunk.stages.parameters()]
     views = FileViews(setup.manifest.images, setup.config.data)
-    train_from_labels(model, views, torch.tensor(setup.labels), setup.config, track=progress.silent)
+    Stages(model, setup.config, progress.silent).from_labels(views, torch.tensor(setup.labels))
     after = list(model.trunk.stages.parameters())
     assert any(not torch.equal(old, new) for old, new in zip(before, after, strict=True))
     assert not model.trunk.stages.training and not any(weight.requires_grad for weight in after)

@@ -16,11 +16,12 @@ from typing import Any
 
 import pytest
 import torch
-from ncd_training import setup
+from ncd_training import setup, stages
 from ncd_training import train as training
 from ncd_training.config import ReportConfig, StageConfig, TrainConfig
 from ncd_training.resolve import parse_override, resolve_config
 from ncd_training.run_dir import RunDir
+from ncd_training.stages import Stages
 from ncd_training.weights import initial_trunk
 from rich.console import Console
 from safetensors.torch import load_file, save_file
@@ -144,13 +145,49 @@ def test_a_run_stopped_before_its_first_checkpoint_goes_on(
 ) -> None:
     console = Console(file=io.StringIO(), width=300)
     with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
-        patch.setattr(training, "train_supervised", lambda *_, **__: signal.raise_signal(signal.SIGINT))
+        patch.setattr(Stages, "supervised", lambda *_: signal.raise_signal(signal.SIGINT))
         train(config, tmp_path / "run", console)
     run = RunDir.open(tmp_path / "run")
     assert f"go on with: ncd-serve train --resume {run.path}" in console.file.getvalue()  # type: ignore[attr-defined]
     (run.checkpoint.parent / ".notebook").mkdir(parents=True)  # not ours
     training.train(setup.prepare(run.config(), QUIET), run)
     assert_same_weights(RunDir(tiny_run), run)
+
+
+def test_every_stage_before_discovery_goes_on_where_it_was_stopped(
+    glyphs: Path, tiny_settings: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    names = ("rotations", "from_labels", "supervised", "similarity")
+    settings = {f"{name}.epochs": 2 for name in names}
+    config = make_config(
+        glyphs, tiny_settings, **settings, **{"method.name": "kcl", "model.branches": "global", "optim.epochs": 1}
+    )
+    whole, saved = train(config, tmp_path / "whole"), []
+
+    def save_and_stop(state: Any, path: Path) -> None:
+        save_checkpoint(state, path)
+        saved.append((path.stem, state.epoch))
+        if state.epoch == 1:
+            raise KeyboardInterrupt
+
+    save_checkpoint = stages.save_checkpoint
+    monkeypatch.setattr(stages, "save_checkpoint", save_and_stop)
+    parts = RunDir.create(tmp_path / "parts", config)
+    for _ in names:
+        with pytest.raises(KeyboardInterrupt):
+            training.train(setup.prepare(config, QUIET), parts)
+    training.train(setup.prepare(config, QUIET), parts)
+    assert len(saved) == len(set(saved)) == 2 * len(names)  # no epoch was trained twice
+    assert_same_weights(whole, parts)
+    assert not parts.stages.exists()
+
+
+def test_a_run_that_goes_on_must_have_the_images_that_it_began_with(config: TrainConfig, tmp_path: Path) -> None:
+    run = RunDir.create(tmp_path / "run", config)
+    prepared = setup.prepare(config, QUIET)
+    run.note_start([], None, images=replace(prepared.manifest, labelled=prepared.manifest.labelled[1:]), device="cpu")
+    with pytest.raises(DataError, match="the images have changed"):
+        training.train(prepared, run)
 
 
 def test_a_disk_that_fills_up_is_said(config: TrainConfig, tmp_path: Path) -> None:

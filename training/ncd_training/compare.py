@@ -233,13 +233,11 @@ def run_all(jobs: Sequence[Job], ledger: Ledger, console: Console) -> Iterator[J
 
 def _train(job: Job, ledger: Ledger) -> None:
     """Begin a run or go on with it; a run that fails leaves its error in the ledger."""
-    if job.run.checkpoint.exists():
+    if job.run.begun:
         arguments = ["--resume", str(job.run.path)]
     else:
-        if job.run.path.exists():
-            shutil.rmtree(job.run.path)  # it ended before its first checkpoint
-        else:
-            ledger.forget(job)
+        shutil.rmtree(job.run.path, ignore_errors=True)  # killed while its folder was being made
+        ledger.forget(job)
         write_text(job.asked, job.config.to_toml())
         arguments = ["--config", str(job.asked), "--out", str(job.run.path)]
     said, views = job.asked.with_suffix(".log"), _files_in(job.config.data.cache_dir)

@@ -34,6 +34,7 @@ class Material:
     unlabelled: Sequence[Path]
     config: TrainConfig
     track: Track
+    kept: Path | None = None  # where epochs of stages before discovery are kept
 
     @property
     def unlabelled_rows(self) -> range:

@@ -18,7 +18,7 @@ from ncd_training.evaluate import Ids
 from ncd_training.method import mean_over_views
 from ncd_training.plots import draw_estimate
 from ncd_training.randomness import Purpose, seed_for
-from ncd_training.stages import train_from_labels, train_rotations, train_supervised
+from ncd_training.stages import Stages
 from ncd_training.train import build_state, gather
 from ncd_training.views import FileViews
 from ncd_training.weights import initial_trunk
@@ -119,15 +119,16 @@ def _seen(setup: Setup, run: RunDir, taught: Ids) -> Tensor:
     setup = replace(setup, config=config, manifest=manifest)
     parts, _ = initial_trunk(config, weights=config.model.weights)
     state = build_state(setup, parts)
+    stages = Stages(state.model, config, setup.track)
     if config.rotations.epochs:
         pictures = FileViews(manifest.images, config.data)
-        train_rotations(state.model, pictures, len(manifest.images), config, track=setup.track)
+        stages.rotations(pictures, len(manifest.images))
     if config.from_labels.epochs:
         pictures = FileViews(manifest.images, config.data).only(trained)
-        train_from_labels(state.model, pictures, targets, config, track=setup.track)
+        stages.from_labels(pictures, targets)
     material = gather(setup, state.model, run)
     if config.supervised.epochs:
-        train_supervised(state.model, material.views.only(trained), targets, config, track=setup.track)
+        stages.supervised(material.views.only(trained), targets)
 
     def see(maps: Tensor) -> list[Tensor]:
         return [state.model.branches[0](maps).embedding]

@@ -65,7 +65,7 @@ class RunDir:
     def open(cls, path: Path, *, command: str = "train") -> RunDir:
         """An existing run directory that a command made."""
         run = cls(path)
-        if not run._config_file.is_file():
+        if not run.begun:
             raise DataError(f"{path} is not a run directory", hint=f"ncd-serve {command} makes one")
         if run.made_by != command:
             raise DataError(
@@ -73,6 +73,11 @@ class RunDir:
                 hint=run.next_step,
             )
         return run
+
+    @property
+    def begun(self) -> bool:
+        """Whether there is a run to go on with."""
+        return self._config_file.is_file()
 
     def config(self) -> TrainConfig:
         """The configuration that the run was started with."""
@@ -123,6 +128,11 @@ class RunDir:
         return self.path / "checkpoints" / "last.safetensors"
 
     @property
+    def stages(self) -> Path:
+        """Where the epochs of stages before discovery are kept until it starts."""
+        return self.path / "stages"
+
+    @property
     def initial(self) -> Path:
         """The state that discovery started from."""
         return self.path / "checkpoints" / "initial.safetensors"
@@ -149,7 +159,7 @@ class RunDir:
 
     def drop_unfinished(self) -> None:
         """Remove the large files that a killed process was writing."""
-        for folder in (self.cache, self.checkpoint.parent):
+        for folder in (self.cache, self.stages, self.checkpoint.parent):
             for leftover in folder.rglob(".*"):
                 if leftover.is_file():
                     leftover.unlink()
@@ -157,6 +167,10 @@ class RunDir:
     def drop_cache(self) -> None:
         """Remove cached trunk views that nobody asked to keep elsewhere."""
         shutil.rmtree(self.cache, ignore_errors=True)
+
+    def drop_stages(self) -> None:
+        """Remove what only a stage before discovery would go on from."""
+        shutil.rmtree(self.stages, ignore_errors=True)
 
     @property
     def estimate(self) -> Path:

@@ -31,7 +31,7 @@ from ncd_training.report_page import write_report
 from ncd_training.run_dir import RunDir
 from ncd_training.run_log import RunLog
 from ncd_training.setup import Setup
-from ncd_training.stages import train_from_labels, train_rotations, train_supervised
+from ncd_training.stages import Stages
 from ncd_training.trunk import TrunkParts
 from ncd_training.views import BatchPlan, CachedViews, FileViews, batches, cache_bytes, cache_views
 from ncd_training.weights import initial_trunk
@@ -41,9 +41,8 @@ def train(setup: Setup, run: RunDir) -> None:
     """Train into a run directory; where there is a checkpoint, go on to the same weights as if it had never stopped."""
     with _logged(setup, run) as (setup, ranks, log):
         begun = ranks.leaders(run.checkpoint.exists())
-        if begun:
-            run.check_images(setup.manifest)
-        else:
+        run.check_images(setup.manifest)
+        if not begun:
             _start(setup, run, ranks)
         state = load_state(setup, run, ranks)
         if begun:
@@ -112,24 +111,29 @@ def _teach_trunk(setup: Setup, run: RunDir, *, processes: int) -> TrainState:
     state = build_state(setup, parts)
     if config.optim.epochs:
         print_cost(setup, measure(state, setup, plan, processes=processes), steps=len(plan))
+    stages = _stages(setup, state, run)
     if config.rotations.epochs:
         pictures = FileViews(setup.manifest.images, config.data)
-        train_rotations(state.model, pictures, len(setup.manifest.images), config, track=setup.track)
+        stages.rotations(pictures, len(setup.manifest.images))
     if config.from_labels.epochs:
         pictures = FileViews(setup.manifest.images, config.data)
-        train_from_labels(state.model, pictures, torch.tensor(setup.labels), config, track=setup.track)
+        stages.from_labels(pictures, torch.tensor(setup.labels))
     return state
 
 
 def _teach_branches(setup: Setup, state: TrainState, run: RunDir, material: Material) -> None:
     """What comes on the frozen trunk, and a first look at it."""
-    config = setup.config
-    if config.supervised.epochs:
-        train_supervised(state.model, material.views, material.labels, config, track=setup.track)
+    if setup.config.supervised.epochs:
+        _stages(setup, state, run).supervised(material.views, material.labels)
     state.objective.before_training(state, material)
     write_json(run.summary, {**run.read_summary(), "baselines": watch.first_look(setup, state, run)})
     save_checkpoint(state, run.initial)
     save_checkpoint(state, run.checkpoint)
+    run.drop_stages()
+
+
+def _stages(setup: Setup, state: TrainState, run: RunDir) -> Stages:
+    return Stages(state.model, setup.config, setup.track, run.stages)
 
 
 def evaluate(setup: Setup, state: TrainState, run: RunDir) -> dict[str, Any]:
@@ -230,7 +234,8 @@ def _board(
 def gather(setup: Setup, model: DualBranchModel, run: RunDir, ranks: Ranks | None = None) -> Material:
     """What a method may look at; views are cached here if they are to be."""
     views = _views(setup, model, run, ranks)
-    return Material(views, torch.tensor(setup.labels), setup.manifest.unlabelled, setup.config, setup.track)
+    labels = torch.tensor(setup.labels)
+    return Material(views, labels, setup.manifest.unlabelled, setup.config, setup.track, run.stages)
 
 
 def _views(setup: Setup, model: DualBranchModel, run: RunDir, ranks: Ranks | None) -> FileViews | CachedViews:

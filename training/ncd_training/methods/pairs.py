@@ -17,7 +17,7 @@ from torch.optim.lr_scheduler import MultiStepLR
 from ncd_training.config import MethodConfig
 from ncd_training.losses import pairwise_bce
 from ncd_training.method import Batch, Material, Method, mean_over_views
-from ncd_training.stages import run_stage, stage_plan
+from ncd_training.stages import Stages, StageState
 
 if TYPE_CHECKING:
     from ncd_training.checkpoint import TrainState
@@ -94,22 +94,13 @@ def train_similarity(network: SimilarityNetwork, model: DualBranchModel, materia
         alike = (own.unsqueeze(0) == own.unsqueeze(1)).long()
         return F.cross_entropy(network(model.to_maps(inputs)).flatten(0, 1), alike.flatten())
 
-    plan = stage_plan(len(labels), stage, material.config)
+    stages = Stages(model, material.config, material.track, material.kept)
+    plan = stages.plan(len(labels), stage)
     optimizer = torch.optim.Adam(network.parameters(), stage.learning_rate)
     milestones = [round(share * stage.epochs * len(plan)) for share in _MILESTONES]
     network.train()
-    run_stage(
-        model,
-        loss,
-        material.views,
-        plan,
-        optimizer,
-        MultiStepLR(optimizer, milestones, _DECAY),
-        epochs=stage.epochs,
-        config=material.config,
-        track=material.track,
-        what="learning which pairs are alike",
-    )
+    state = StageState(network, optimizer, MultiStepLR(optimizer, milestones, _DECAY))
+    stages.run("learning which pairs are alike", state, loss, material.views, plan, epochs=stage.epochs)
 
 
 def pairwise_kl(clusters: Tensor, alike: Tensor, *, margin: float) -> Tensor:
