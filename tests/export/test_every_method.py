@@ -1,0 +1,41 @@
+"""What any of the paper's systems has found can be exported."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from ncd_serve.bundle import Bundle
+from ncd_serve.runners import OnnxRunner
+from tests.conftest import Ncd
+
+# `dual` is the tiny run that most other tests export.
+QUICK = {
+    "rankstat": ["optim.epochs=1"],
+    "dtc": ["optim.epochs=1", "method.dtc_warm_up_epochs=1"],
+    "kcl": ["optim.epochs=1", "similarity.epochs=1", "similarity.batch=16"],
+    "mcl": ["optim.epochs=1", "similarity.epochs=1", "similarity.batch=16"],
+    "orca": ["optim.epochs=1", "optim.labelled_batch=16", "optim.unlabelled_batch=16"],
+    "kmeans": ["optim.epochs=0"],
+}
+
+
+@pytest.mark.parametrize("method", QUICK)
+def test_what_a_method_found_is_exported_by_its_name(
+    method: str, ncd: Ncd, glyphs: Path, tiny_settings: list[str], tmp_path: Path
+) -> None:
+    run, folder = tmp_path / "run", tmp_path / "bundle"
+    settings = [part for setting in QUICK[method] for part in ("--set", setting)]
+    source = ("--dataset", "glyphs", "--data-root", glyphs)
+    trained = ncd("train", *source, "--method", method, "--out", run, *tiny_settings, *settings)
+    assert trained.returncode == 0, trained.stderr
+    exported = ncd("export", run, "--out", folder, "--repository", tmp_path / "repository")
+    assert exported.returncode == 0, exported.stderr
+    bundle = Bundle.read(folder)
+    assert bundle.manifest.method == method
+    side = bundle.manifest.preprocess.resolution
+    answer = OnnxRunner(bundle).answer(np.zeros((2, side, side, 3), np.uint8))
+    assert answer.probabilities.shape == (2, len(bundle.manifest.cluster_names))
+    np.testing.assert_allclose(answer.probabilities.sum(axis=1), 1.0, atol=1e-5)
