@@ -42,7 +42,7 @@ def main() -> None:
         start = time.perf_counter()
         with TemporaryDirectory() as folder:
             acc = accuracies(seed, Path(folder), console)
-        cells = [f"{acc[column.header]:.3f}" for column in table.columns[1:-1]]
+        cells = [f"{acc[str(column.header)]:.3f}" for column in table.columns[1:-1]]
         table.add_row(str(seed), *cells, f"{time.perf_counter() - start:.0f}")
         lead = acc["unlabelled-train"] - max(acc["k-means on raw pixels"], acc["k-means on initial features"])
         missed |= acc["unlabelled-train"] < LEAST_ACC or lead < LEAST_LEAD

@@ -14,6 +14,7 @@ import shutil
 import sys
 import time
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
@@ -27,6 +28,7 @@ from ncd_training.dual_branch import DualBranchModel
 from ncd_training.glyphs import NOVEL, write_glyphs
 from ncd_training.to_onnx import write_onnx
 from ncd_training.trunk import build_trunk
+from numpy.typing import NDArray
 from rich.console import Console
 from rich.table import Table
 
@@ -49,12 +51,14 @@ def build(clusters: int) -> DualBranchModel:
     return DualBranchModel(build_trunk(TRUNK, resolution=RESOLUTION), known=160, novel=clusters)
 
 
-def write_models(model: DualBranchModel, folder: Path, resolution: int, calibration: np.ndarray) -> list[Path]:
+def write_models(
+    model: DualBranchModel, folder: Path, resolution: int, calibration: NDArray[np.uint8]
+) -> tuple[Path, Path]:
     """The fp32 and the int8 file."""
     fp32, int8 = folder / f"fp32-{resolution}.onnx", folder / f"int8-{resolution}.onnx"
     write_onnx(ExportGraph(model), fp32, resolution=resolution, metadata={})
     to_int8(fp32, int8, np.array_split(calibration, -(-len(calibration) // 8)))
-    return [fp32, int8]
+    return fp32, int8
 
 
 def measure(folder: Path) -> list[dict[str, float]]:
@@ -69,11 +73,11 @@ def measure(folder: Path) -> list[dict[str, float]]:
     for batch in BATCHES:
         images = noise[:batch]
         tensor, feeds = torch.from_numpy(images), {"image": images}
-        forms: dict[str, Callable[[], object]] = {"torch eager": lambda tensor=tensor: graph(tensor)}
+        forms: dict[str, Callable[[], object]] = {"torch eager": partial(graph, tensor)}
         if compiled is not None:
-            forms["torch.compile"] = lambda tensor=tensor: compiled(tensor)
+            forms["torch.compile"] = partial(compiled, tensor)
         for name, session in zip(("ONNX fp32", "ONNX int8"), sessions, strict=True):
-            forms[name] = lambda session=session, feeds=feeds: session.run(list(graph.output_names), feeds)
+            forms[name] = partial(session.run, list(graph.output_names), feeds)
         rows.append({name: 1000 * seconds / batch for name, seconds in in_turns(forms, ROUNDS[batch]).items()})
     return rows
 

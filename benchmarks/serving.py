@@ -27,6 +27,7 @@ from ncd_export.repository import add_to_repository
 from ncd_training.dual_branch import DualBranchModel
 from ncd_training.to_onnx import write_onnx
 from ncd_training.trunk import build_trunk
+from numpy.typing import NDArray
 from PIL import Image
 from rich.console import Console
 from rich.table import Table
@@ -34,7 +35,7 @@ from rich.table import Table
 from ncd_serve import Client
 from ncd_serve.bundle import LABELS, MANIFEST, MODEL, Bundle, BundleManifest
 from ncd_serve.preprocess import PreprocessSpec, load_array
-from ncd_serve.runners import Session, open_session
+from ncd_serve.runners import Answer, Session, open_session
 from ncd_serve.triton import TritonServer
 
 CORES = os.cpu_count() or 1
@@ -91,7 +92,7 @@ def draw_photos(folder: Path, count: int) -> list[Path]:
     return sorted(folder.iterdir())
 
 
-def run_directly(session: Session, batches: list[np.ndarray]) -> Run:
+def run_directly(session: Session, batches: list[NDArray[np.uint8]]) -> Run:
     latencies = []
     start = time.perf_counter()
     for batch in batches:
@@ -101,11 +102,11 @@ def run_directly(session: Session, batches: list[np.ndarray]) -> Run:
     return Run(sum(map(len, batches)) / (time.perf_counter() - start), latencies)
 
 
-def run_through_triton(client: Client, batches: list[np.ndarray]) -> Run:
+def run_through_triton(client: Client, batches: list[NDArray[np.uint8]]) -> Run:
     room, latencies = Semaphore(IN_FLIGHT), []
 
-    def note(sent: float) -> Callable[[Future[object]], None]:
-        def finished(_: Future[object]) -> None:
+    def note(sent: float) -> Callable[[Future[Answer]], None]:
+        def finished(_: Future[Answer]) -> None:
             latencies.append((time.perf_counter() - sent) * 1000)
             room.release()
 

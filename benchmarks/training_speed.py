@@ -38,7 +38,7 @@ from ncd_training.method import Batch
 from ncd_training.objective import Objective
 from ncd_training.onnx_trunk import OnnxTrunk
 from ncd_training.trunk import TailOutput, TransformerTail, build_trunk
-from ncd_training.views import BatchPlan, FileViews, batches, cache_views
+from ncd_training.views import BatchPlan, CachedViews, FileViews, batches, cache_views
 from PIL import Image
 from rich.console import Console
 from rich.table import Table
@@ -96,6 +96,7 @@ class FullSizeViews(FileViews):
 def plain_step(state: TrainState, views: list[Tensor], labels: Tensor, generator: torch.Generator) -> None:
     """The five terms as one would write them down first."""
     model, objective, n = state.model, state.objective, len(labels)
+    assert isinstance(objective, Objective)
     with torch.no_grad():
         maps = [model.trunk(view) for view in views]
     first, second = map(model, maps)
@@ -144,6 +145,7 @@ def measure(trunk: str, form: str, folder: Path) -> dict[str, float]:
     paths = sorted(folder.glob("*.jpg"))
     data = DataConfig(resolution=SIZES[trunk], resize=SIZES[trunk] + 32, cache_views=2)
     plan = BatchPlan(LABELLED, UNLABELLED, LABELLED, UNLABELLED, seed=0)
+    views: FileViews | CachedViews
     if form in {"cached", "limit"}:
         views = cache_views(state.model.trunk, paths, data, folder=folder, track=progress.silent)
     else:
