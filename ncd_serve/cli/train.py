@@ -68,11 +68,11 @@ def train(
         if dry_run:
             raise UsageError("--dry-run is for a new run", hint="drop --resume")
         check_resume(*flags.values(), method, recipe, config, set_, output)
-        run, setup = open_run(resume)
-        _check_tensorboard(setup.config)
+        run, setup = _opened(resume)
+        _check_settings(setup.config)
     else:
         settings = resolve(recipe, config, set_, flags, method)
-        _check_tensorboard(settings)
+        _check_settings(settings)
         if settings.model.weights is not None:
             _load("run_dir").weights_path(settings.model.weights)
         setup = _load("setup").prepare(settings, messages)
@@ -85,14 +85,11 @@ def train(
             return
         if output is None and "RANK" in os.environ:
             raise UsageError("torchrun's processes need one run directory", hint="give --out DIR")
-        estimated = setup.config.data.novel_classes == "auto"
-        if estimated and "RANK" in os.environ:
-            raise UsageError("one process estimates the number of classes", hint="ask ncd-serve estimate-k first")
         folder = output or Path("runs") / _load("run_dir").default_run_name(setup.manifest.name)
         runs = _load("run_dir").RunDir
         run = runs.of_this_job(folder, setup.config) or runs.create(folder, setup.config)
-        if estimated:
-            setup = _load("probing").with_estimate(setup, run)
+    if setup.config.data.novel_classes == "auto":
+        setup = _load("probing").with_estimate(setup, run)
     _load("train").train(setup, run)
     for line in _load("report").headlines(run.read_summary()):
         out.print(line, highlight=False)
@@ -128,12 +125,17 @@ def evaluate(
 
 
 def open_run(path: Path) -> tuple[Any, Any]:
-    """A run directory, and its settings and images looked at: all that can be wrong before torch is needed."""
+    """A trained run directory, and its settings and images looked at."""
+    run, setup = _opened(path)
+    if setup.config.data.novel_classes == "auto":
+        raise DataError(f"{path} was stopped while the number of classes was estimated", hint=run.next_step)
+    return run, setup
+
+
+def _opened(path: Path) -> tuple[Any, Any]:
+    """A run directory to go on with: all that can be wrong before torch is needed."""
     run = _load("run_dir").RunDir.open(path)
-    config = run.config()
-    if config.data.novel_classes == "auto":
-        raise DataError(f"{path} was stopped while the number of classes was estimated", hint="start it anew")
-    return run, _load("setup").prepare(config, messages)
+    return run, _load("setup").prepare(run.config(), messages)
 
 
 def cluster_number(text: str | None) -> int | str | None:
@@ -141,9 +143,11 @@ def cluster_number(text: str | None) -> int | str | None:
     return int(text) if text is not None and text.isdecimal() else text
 
 
-def _check_tensorboard(config: Any) -> None:
+def _check_settings(config: Any) -> None:
     if config.report.tensorboard:
         extras.load("ncd_training.board", extra="tensorboard")
+    if config.data.novel_classes == "auto" and "RANK" in os.environ:
+        raise UsageError("one process estimates the number of classes", hint="ask ncd-serve estimate-k first")
 
 
 def _load(module: str) -> Any:

@@ -156,6 +156,17 @@ def test_auto_trains_with_the_estimate_and_a_resume_does_not_ask_again(
     training.train(again, run)
 
 
+def test_a_run_that_was_stopped_during_its_estimate_estimates_again(
+    ncd: Any, config: TrainConfig, tmp_path: Path
+) -> None:
+    run = RunDir.create(tmp_path / "run", setup.prepare(config, QUIET).config)
+    refused = ncd("evaluate", run.path)
+    assert refused.returncode == 3 and f"ncd-serve train --resume {run.path}" in " ".join(refused.stderr.split())
+    done = ncd("train", "--resume", run.path)
+    assert done.returncode == 0, done.stderr
+    assert run.config().data.novel_classes == json.loads(run.estimate.read_text())["classes"]
+
+
 def images(folder: Path, count: int) -> None:
     folder.mkdir(parents=True)
     for number in range(count):
