@@ -15,7 +15,7 @@ from threading import Thread
 from typing import Any
 
 import pytest
-from ncd_training.compare import Job, Ledger, Wishes, departures, plan
+from ncd_training.compare import Cost, Job, Ledger, Wishes, departures, plan
 from ncd_training.compare_report import Comparison, collect, mean_and_deviation, notes
 from ncd_training.datasets import DATASETS
 from ncd_training.manifest import Manifest
@@ -139,6 +139,21 @@ def table_of(jobs: list[Job], folder: Path, dataset: str) -> Comparison:
     return collect(jobs, Ledger(folder), title="title", dataset=dataset, notes=[])
 
 
+def printed(found: Comparison, width: int) -> str:
+    stream = io.StringIO()
+    Console(file=stream, width=width).print(found.table(width))
+    return stream.getvalue()
+
+
+def test_many_rows_and_many_columns_fit_a_terminal(tmp_path: Path) -> None:
+    jobs, ledger = plan(row_set("baselines").rows, [0], wishes(), tmp_path), Ledger(tmp_path)
+    for job in jobs:
+        finished(job, **{"unlabelled-train": 0.4, "novel-test": 0.3, "known-test": 0.2})
+        ledger.add(job, Cost(800.0, 1500.0, 2_400_000_000))
+    text = printed(table_of(jobs, tmp_path, "cub200"), 80)
+    assert "…" not in text and "local-only" in text and "CPU time" in text
+
+
 def picture_size(folder: Path) -> tuple[int, int]:
     with Image.open(folder / "comparison.png") as picture:
         return picture.size
@@ -172,10 +187,8 @@ def test_an_open_world_is_shown_by_both_protocols(tmp_path: Path) -> None:
     ]
     found = table_of(jobs, tmp_path, "imagenet100-open50")
     for width, first in ((80, ["row", "orca"]), (300, header)):
-        console = Console(file=io.StringIO(), width=width)
-        console.print(table := found.table(width))
-        assert isinstance(console.file, io.StringIO) and "…" not in console.file.getvalue()
-        assert len(table.columns) == len(first)
+        assert len(found.table(width).columns) == len(first)
+        assert "…" not in printed(found, width)
     found.draw(tmp_path)
     assert picture_size(tmp_path)[0] > 1000  # two panels
 

@@ -9,6 +9,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from rich import box
 from rich.table import Table
 
 from ncd_serve.files import write_text
@@ -91,12 +92,14 @@ class Comparison:
         return [f"{line.label} failed: {line.error}" for line in self.lines if line.error]
 
     def table(self, width: int) -> Table:
-        """For a terminal of so many columns; on its side where it would be too wide."""
+        """For a terminal of so many columns; on its side where it would be too wide, and then without a frame."""
         cells = self.cells()
         if _width(cells) > width:
             cells = min(cells, [list(column) for column in zip(*cells, strict=True)], key=_width)
         header, *rows = cells
         table = Table(header[0], title=self.title, title_justify="left")
+        if _width(cells) > width:
+            table.box, table.padding = box.SIMPLE_HEAD, 0
         for name in header[1:]:
             # Names of splits may break after a hyphen.
             table.add_column(name.replace("-", "-\n"), justify="right", style="dim" if name == "paper" else None)
