@@ -15,10 +15,10 @@ import sys
 from pathlib import Path
 from typing import Any
 
-from ncd_training.resolve import resolve_config
-from ncd_training.run_dir import RunDir
-from ncd_training.setup import prepare
-from ncd_training.train import train
+from ncd_training.base.run_dir import RunDir
+from ncd_training.config.resolve import resolve_config
+from ncd_training.data.prepare import prepare
+from ncd_training.run.train import train
 from rich.console import Console
 from rich.table import Table
 

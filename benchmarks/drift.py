@@ -16,7 +16,7 @@ from tempfile import TemporaryDirectory
 from typing import Any
 
 import numpy as np
-from ncd_training.glyphs import NOVEL, draw_glyph, write_glyphs
+from ncd_training.data.datasets.glyphs import NOVEL, draw_glyph, write_glyphs
 from rich.console import Console
 from rich.table import Table
 

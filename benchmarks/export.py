@@ -22,12 +22,12 @@ import numpy as np
 import torch
 import torch.nn.functional as F
 from ncd_export.graph import ExportGraph
-from ncd_export.reduced import to_int8
+from ncd_export.precision import to_int8
 from ncd_export.verify import compare_precisions
-from ncd_training.dual_branch import DualBranchModel
-from ncd_training.glyphs import NOVEL, write_glyphs
-from ncd_training.to_onnx import write_onnx
-from ncd_training.trunk import build_trunk
+from ncd_training.data.datasets.glyphs import NOVEL, write_glyphs
+from ncd_training.model.branches import DualBranchModel
+from ncd_training.model.onnx import write_onnx
+from ncd_training.model.trunk import build_trunk
 from numpy.typing import NDArray
 from rich.console import Console
 from rich.table import Table

@@ -14,13 +14,13 @@ import time
 from collections.abc import Callable
 
 import torch
-from ncd_training.checkpoint import TrainState
-from ncd_training.config import LossConfig, ModelConfig, TrainConfig
-from ncd_training.dual_branch import BranchOutput, DualBranchModel
-from ncd_training.loop import train_step
-from ncd_training.method import Batch
-from ncd_training.objective import Objective
-from ncd_training.trunk import build_trunk
+from ncd_training.config.schema import LossConfig, ModelConfig, TrainConfig
+from ncd_training.model.branches import BranchOutput, DualBranchModel
+from ncd_training.model.trunk import build_trunk
+from ncd_training.objective.dual import Objective
+from ncd_training.objective.method import Batch
+from ncd_training.run.state import TrainState
+from ncd_training.run.step import train_step
 from rich.console import Console
 from rich.table import Table
 

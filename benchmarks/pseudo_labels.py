@@ -16,14 +16,14 @@ from pathlib import Path
 
 import numpy as np
 import torch
-from ncd_training.checkpoint import TrainState, load_checkpoint
-from ncd_training.diagnostics import pair_quality, sample_rows, score_variants
-from ncd_training.dual_branch import BranchOutput
-from ncd_training.evaluate import run_model
-from ncd_training.randomness import generator_for
-from ncd_training.run_dir import RunDir
-from ncd_training.setup import Setup, prepare
-from ncd_training.train import load_state
+from ncd_training.base.checkpoint import load_checkpoint
+from ncd_training.base.randomness import generator_for
+from ncd_training.base.run_dir import RunDir
+from ncd_training.data.prepare import Setup, prepare
+from ncd_training.model.branches import BranchOutput
+from ncd_training.model.predict import run_model
+from ncd_training.run.state import TrainState, load_state
+from ncd_training.score.pair_quality import pair_quality, sample_rows, score_variants
 from rich.console import Console
 from rich.table import Column, Table
 from torch import Tensor

@@ -23,7 +23,7 @@ from threading import Event, Thread
 import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
-from ncd_training.glyphs import write_glyphs
+from ncd_training.data.datasets.glyphs import write_glyphs
 from PIL import Image
 from rich.console import Console
 from rich.table import Table

@@ -27,22 +27,24 @@ from tempfile import TemporaryDirectory
 import numpy as np
 import torch
 import torch.nn.functional as F
-from ncd_training import progress
-from ncd_training.checkpoint import TrainState
-from ncd_training.config import DataConfig, TrainConfig
-from ncd_training.dual_branch import BranchOutput, DualBranchModel
-from ncd_training.loop import train_step
-from ncd_training.losses import bank_log_probabilities, symmetric_kl
-from ncd_training.method import Batch
-from ncd_training.objective import Objective
-from ncd_training.onnx_trunk import OnnxTrunk
-from ncd_training.trunk import TailOutput, TransformerTail, build_trunk
-from ncd_training.views import BatchPlan, CachedViews, FileViews, batches, cache_views
+from ncd_training.config.schema import DataConfig, TrainConfig
+from ncd_training.data.views import BatchPlan, FileViews, batches
+from ncd_training.model.branches import BranchOutput, DualBranchModel
+from ncd_training.model.map_cache import CachedViews, cache_views
+from ncd_training.model.onnx import OnnxTrunk
+from ncd_training.model.trunk import TailOutput, TransformerTail, build_trunk
+from ncd_training.objective.dual import Objective
+from ncd_training.objective.losses import bank_log_probabilities, symmetric_kl
+from ncd_training.objective.method import Batch
+from ncd_training.run.state import TrainState
+from ncd_training.run.step import train_step
 from PIL import Image
 from rich.console import Console
 from rich.table import Table
 from torch import Tensor
 from torch.utils.flop_counter import FlopCounterMode
+
+from ncd_serve import progress
 
 SIZES = {"resnet50": 224, "vit_small": 224, "efficientnet_lite0": 160}
 FORMS = ("plain", "files", "cached", "limit")

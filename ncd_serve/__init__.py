@@ -6,14 +6,14 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from ncd_serve.assignment import assign_images
     from ncd_serve.bundle import Bundle
-    from ncd_serve.client import AsyncClient, Client
+    from ncd_serve.client.client import AsyncClient, Client
     from ncd_serve.errors import NcdError
-    from ncd_serve.images import Source
+    from ncd_serve.inputs.images import Source
+    from ncd_serve.inputs.sources import find_sources
     from ncd_serve.prediction import Prediction
+    from ncd_serve.rows.assignment import assign_images
     from ncd_serve.runners import OnnxRunner
-    from ncd_serve.sources import find_sources
 
 __version__ = "0.1.0"
 __all__ = [
@@ -31,15 +31,15 @@ __all__ = [
 
 # Imported when first asked for: the command line must not wait for gRPC to show its help.
 _HOMES = {
-    "AsyncClient": "client",
+    "AsyncClient": "client.client",
     "Bundle": "bundle",
-    "Client": "client",
+    "Client": "client.client",
     "NcdError": "errors",
     "OnnxRunner": "runners",
     "Prediction": "prediction",
-    "Source": "images",
-    "assign_images": "assignment",
-    "find_sources": "sources",
+    "Source": "inputs.images",
+    "assign_images": "rows.assignment",
+    "find_sources": "inputs.sources",
 }
 
 
@@ -47,3 +47,7 @@ def __getattr__(name: str) -> Any:
     if name not in _HOMES:
         raise AttributeError(f"module 'ncd_serve' has no attribute '{name}'")
     return getattr(import_module(f"ncd_serve.{_HOMES[name]}"), name)
+
+
+def __dir__() -> list[str]:
+    return __all__

@@ -47,7 +47,7 @@ def ncd() -> Ncd:
 @pytest.fixture(scope="session")
 def glyphs(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A few images of every class of the embedded data."""
-    from ncd_training.glyphs import write_glyphs
+    from ncd_training.data.datasets.glyphs import write_glyphs
 
     return write_glyphs(tmp_path_factory.mktemp("data") / "glyphs", train=4, test=2)
 

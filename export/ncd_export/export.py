@@ -13,18 +13,17 @@ from typing import NamedTuple
 
 import numpy as np
 import onnxruntime
-from ncd_training.checkpoint import TrainState
-from ncd_training.observe import checkpoint_id, look_at_unlabelled, to_reference
-from ncd_training.report import initial_weights
-from ncd_training.run_dir import RunDir
-from ncd_training.setup import Setup
-from ncd_training.to_onnx import write_onnx
-from ncd_training.train import load_state
-from ncd_training.views import view_bytes
+from ncd_training.base.run_dir import RunDir
+from ncd_training.data.prepare import Setup
+from ncd_training.model.map_cache import view_bytes
+from ncd_training.model.onnx import write_onnx
+from ncd_training.run.state import TrainState, load_state
+from ncd_training.score.reference import checkpoint_id, look_at_unlabelled, to_reference
+from ncd_training.summary.figures import initial_weights
 
-from ncd_export.card import render_card
 from ncd_export.graph import ExportGraph
-from ncd_export.reduced import Precision, to_fp16, to_int8
+from ncd_export.model_card import render_card
+from ncd_export.precision import Precision, to_fp16, to_int8
 from ncd_export.rename import keep_names
 from ncd_export.repository import add_to_repository, check_place, check_writable, told_if_it_cannot_be_written
 from ncd_export.triton_config import MAX_BATCH, THIS_CPU, Hardware

@@ -6,8 +6,8 @@ A head over known and novel classes comes along: it is what tells them apart.
 from __future__ import annotations
 
 import torch
-from ncd_training.dual_branch import DualBranchModel
-from ncd_training.to_onnx import OnnxGraph
+from ncd_training.model.branches import DualBranchModel
+from ncd_training.model.onnx import OnnxGraph
 from torch import Tensor, nn
 
 from ncd_serve.fit import FitLimits

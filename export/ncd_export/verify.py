@@ -8,9 +8,9 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
-from ncd_training import progress
 from numpy.typing import NDArray
 
+from ncd_serve import progress
 from ncd_serve.errors import DataError, ExportMismatchError
 from ncd_serve.runners import open_session
 
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from ncd_export.graph import ExportGraph
-    from ncd_export.reduced import Precision
+    from ncd_export.precision import Precision
 
 TOLERANCE = 1e-4
 BATCH_SIZES = (1, 2, 7)

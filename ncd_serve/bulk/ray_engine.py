@@ -18,14 +18,14 @@ import pyarrow as pa
 import ray
 import ray.data
 
-from ncd_serve.assignment import assign_images
 from ncd_serve.bulk.blocks import images_of
 from ncd_serve.bulk.parts import finished, part_name, read_block
 from ncd_serve.bulk.storage import Folder
 from ncd_serve.bundle import Bundle
 from ncd_serve.errors import DataError, MissingExtraError, NcdError, ServerError
+from ncd_serve.rows.assignment import assign_images
+from ncd_serve.rows.tables import write_parquet
 from ncd_serve.runners import Device, OnnxRunner
-from ncd_serve.tables import write_parquet
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

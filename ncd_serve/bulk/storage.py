@@ -10,9 +10,9 @@ from typing import IO, TYPE_CHECKING, Any
 
 import fsspec
 
-from ncd_serve.download import fetch
 from ncd_serve.errors import DataError, MissingExtraError, NcdError
 from ncd_serve.files import atomic_path
+from ncd_serve.inputs.download import fetch
 from ncd_serve.preprocess import MAX_BYTES
 
 if TYPE_CHECKING:

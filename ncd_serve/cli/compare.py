@@ -54,7 +54,7 @@ def compare(
         return
     if rows_of is None:
         raise UsageError("which rows?", hint="name a set, e.g. ncd-serve compare baselines; --list shows all")
-    chosen = _load("row_sets").row_set(rows_of)
+    chosen = _load("study.compare_rows").row_set(rows_of)
     flags = {
         **data_flags(
             dataset=dataset,
@@ -69,26 +69,26 @@ def compare(
         "model.weights": weights and str(weights.absolute()),
     }
     check_places(flags)
-    comparing = _load("compare")
+    comparing = _load("study.compare")
     wishes = comparing.Wishes(
         recipes=recipe or [],
         config_file=config,
         flags={key: value for key, value in flags.items() if value is not None},
-        overrides=dict(_load("resolve").parse_override(text) for text in set_ or []),
+        overrides=dict(_load("config.resolve").parse_override(text) for text in set_ or []),
     )
     picked = chosen.pick(_words(rows))
     place = dataset or (manifest and manifest.stem) or (unlabelled and unlabelled.name) or "data"
     folder = output or Path("runs") / f"{rows_of}-{place}"
     jobs = comparing.plan(picked, _seeds(seeds), wishes, folder)
     found = comparing.check(jobs, messages)
-    report = _load("compare_report")
+    report = _load("study.compare_table")
     notes = report.notes(chosen, picked, wishes, found)
     _run(jobs, folder, title=f"{rows_of} on {found.name}, ACC in %", dataset=dataset, notes=notes)
 
 
 def _run(jobs: list[Any], folder: Path, *, title: str, dataset: str | None, notes: list[str]) -> None:
     """All runs, a line for each as it ends; the files have what is known so far."""
-    comparing, report = _load("compare"), _load("compare_report")
+    comparing, report = _load("study.compare"), _load("study.compare_table")
     ledger = comparing.Ledger(folder)
     try:
         for job in comparing.run_all(jobs, ledger, messages):
@@ -111,7 +111,7 @@ def _run(jobs: list[Any], folder: Path, *, title: str, dataset: str | None, note
 
 def _show_sets() -> None:
     """Every set: its rows, and the datasets that the paper has figures for."""
-    sets = _load("row_sets")
+    sets = _load("study.compare_rows")
     for name in sets.set_names():
         found = sets.row_set(name)
         out.print(f"[bold]{name}[/bold]: {found.title}", highlight=False)

@@ -130,4 +130,4 @@ def resolve(
 
 
 def _resolving() -> Any:
-    return extras.load("ncd_training.resolve", extra="train")
+    return extras.load("ncd_training.config.resolve", extra="train")

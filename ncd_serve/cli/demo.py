@@ -28,7 +28,7 @@ def demo(
     find_triton()  # what would be missed at the end is better missed now
     run, repository, data = folder / "run", folder / "model_repository", folder / "data" / f"glyphs-{seed}"
     with messages.status("drawing images"):
-        extras.load("ncd_training.glyphs", extra="train").write_glyphs(data, seed=seed)
+        extras.load("ncd_training.data.datasets.glyphs", extra="train").write_glyphs(data, seed=seed)
     _type("train", "--dataset", "glyphs", "--data-root", data, "--seed", seed, "--out", run)
     _type("evaluate", run)
     _type("export", run, "--repository", repository)
@@ -71,5 +71,5 @@ def _show(*words: object) -> None:
 
 def _new_images(data: Path) -> list[Path]:
     """Held-out images of the novel classes, which training never saw."""
-    novel = extras.load("ncd_training.glyphs", extra="train").NOVEL
+    novel = extras.load("ncd_training.data.datasets.glyphs", extra="train").NOVEL
     return [path for name in novel for path in sorted((data / "test" / name).iterdir())[:_IMAGES_PER_CLASS]]

@@ -14,7 +14,7 @@ from rich.table import Table
 from ncd_serve.cli.console import messages, out
 
 if TYPE_CHECKING:
-    from ncd_serve.drift import Drift
+    from ncd_serve.drift.find import Drift
 
 _CHANGED = 5  # clusters whose shares are printed
 
@@ -27,9 +27,9 @@ def drift(
 ) -> None:
     """Say whether new images are still like those that the clusters were found in."""
     from ncd_serve.bundle import Bundle
-    from ncd_serve.drift import find_drift
-    from ncd_serve.drift_plot import draw_drift
-    from ncd_serve.table_reader import read_rows
+    from ncd_serve.drift.find import find_drift
+    from ncd_serve.drift.plot import draw_drift
+    from ncd_serve.rows.tables import read_rows
 
     found = find_drift(read_rows(rows), Bundle.read(bundle))
     target = plot or rows.with_name(f"{rows.name}.drift.svg")

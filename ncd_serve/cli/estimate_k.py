@@ -76,14 +76,14 @@ def estimate_k(
         "estimate.estimator": estimator and estimator.value,
         "estimate.most": most,
     }
-    settings, run_dir = resolve(recipe, config, set_, flags), _load("run_dir")
+    settings, run_dir = resolve(recipe, config, set_, flags), _load("base.run_dir")
     if settings.model.weights is not None:
         run_dir.weights_path(settings.model.weights)
-    setup = _load("setup").prepare(settings, messages)
-    _load("weights").check_weights(setup.config)
+    setup = _load("data.prepare").prepare(settings, messages)
+    _load("model.weights").check_weights(setup.config)
     folder = output or Path("runs") / run_dir.default_run_name(f"{setup.manifest.name}-classes")
     run = run_dir.RunDir.create(folder, setup.config, command="estimate-k")
-    found = _load("probing").estimate(setup, run)
+    found = _load("study.class_features").estimate(setup, run)
     run.drop_cache()
     if as_json:
         out.print_json(json.dumps(found.facts()))

@@ -10,7 +10,7 @@ import typer
 
 from ncd_serve.cli.console import messages, out
 from ncd_serve.errors import UsageError
-from ncd_serve.gallery.places import MapKind
+from ncd_serve.gallery.projection import MapKind
 
 
 def gallery(

@@ -15,7 +15,7 @@ from ncd_serve.cli.console import messages, out
 from ncd_serve.cli.options import ModelName
 
 if TYPE_CHECKING:
-    from ncd_serve.doctor import Check
+    from ncd_serve.doctor.checks import Check
 
 _COLOURS = {"ok": "green", "missing": "yellow", "problem": "bold red"}
 _VERDICT_WIDTH, _WHAT_WIDTH = 8, 20
@@ -33,7 +33,7 @@ def doctor(
     What is `missing` is needed by some commands only. Ends with 0 unless there is a problem; otherwise with the code
     of the first one: 3 for a bundle, a repository or a disk, 5 for a server or Triton, 6 for the installation.
     """
-    from ncd_serve.doctor import examine
+    from ncd_serve.doctor.checks import examine
 
     checks: list[Check] = []
     with messages.status("looking"):

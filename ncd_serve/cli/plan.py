@@ -33,8 +33,8 @@ def plan(
 ) -> None:
     """Size a deployment on paper: replicas, GPUs, memory, network and disk, each with its formula."""
     from ncd_serve.bundle import Bundle
-    from ncd_serve.images import find_images
-    from ncd_serve.sizing import Demand, measure, size_up
+    from ncd_serve.deploy.sizing import Demand, measure, size_up
+    from ncd_serve.inputs.images import find_images
 
     demand = Demand(images_per_day, peak, utilisation, cores, gpu_rate, training_images, views)
     opened, images = Bundle.read(bundle), find_images([sample])

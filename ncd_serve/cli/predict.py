@@ -29,10 +29,10 @@ from ncd_serve.cli.options import (
     TopK,
 )
 from ncd_serve.errors import DataError, UsageError
-from ncd_serve.images import Source
+from ncd_serve.inputs.images import Source
+from ncd_serve.inputs.sources import Sources, find_sources
 from ncd_serve.prediction import Prediction
 from ncd_serve.runners import Device, Runner
-from ncd_serve.sources import Sources, find_sources
 
 _QUIET_SECONDS = 60
 
@@ -67,7 +67,7 @@ def query(
     ] = 60.0,
 ) -> None:
     """Ask a Triton server for the cluster ids of images."""
-    from ncd_serve.client import Client
+    from ncd_serve.client.client import Client
 
     wanted = _Wanted(output, resume, form, top_k, min_confidence)
     sources = _plan(images, wanted, allow_urls)
@@ -139,7 +139,7 @@ def _say_where(provider: str, device: Device) -> None:
 
 def _plan(images: list[str], wanted: _Wanted, allow_urls: bool) -> Sources:
     """Which images are meant; what is wrong with the command is said before anything is asked or read."""
-    from ncd_serve.tables import check_format, partial_path
+    from ncd_serve.rows.tables import check_format, partial_path
 
     target, resume = wanted.output, wanted.resume
     if target is None:
@@ -158,7 +158,7 @@ def _plan(images: list[str], wanted: _Wanted, allow_urls: bool) -> Sources:
 
 
 def _write(sources: Sources, runner: Runner, wanted: _Wanted) -> None:
-    from ncd_serve.assignment import assign_images
+    from ncd_serve.rows.assignment import assign_images
 
     finished = _skip_finished(sources.images, wanted.output) if wanted.output and wanted.resume else 0
     counts: Counter[str] = Counter()
@@ -180,7 +180,7 @@ def _write(sources: Sources, runner: Runner, wanted: _Wanted) -> None:
 
 
 def _print(rows: Iterable[Prediction], form: RowFormat | None) -> None:
-    from ncd_serve.tables import terminal_table, write_csv, write_jsonl
+    from ncd_serve.rows.tables import terminal_table, write_csv, write_jsonl
 
     if form is RowFormat.TABLE or (form is None and out.is_terminal):
         out.print(terminal_table(rows))
@@ -189,7 +189,7 @@ def _print(rows: Iterable[Prediction], form: RowFormat | None) -> None:
 
 
 def _keep(rows: Iterable[Prediction], target: Path, finished: int, counts: Counter[str]) -> None:
-    from ncd_serve.tables import partial_path, write_rows
+    from ncd_serve.rows.tables import partial_path, write_rows
 
     try:
         write_rows(rows, target, resume=finished > 0)
@@ -215,7 +215,7 @@ def _counted(rows: Iterable[Prediction], counts: Counter[str], total: int | None
 
 def _skip_finished(sources: Iterator[Source], target: Path) -> int:
     """Pass by the images that an unfinished table has rows of; their number."""
-    from ncd_serve.tables import finished_paths, partial_path
+    from ncd_serve.rows.tables import finished_paths, partial_path
 
     partial = partial_path(target)
     number = 0

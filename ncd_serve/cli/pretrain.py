@@ -37,7 +37,7 @@ def pretrain(
     """Teach a network on your images, without labels, to start `train --weights` from."""
     if int(os.environ.get("WORLD_SIZE", "1")) > 1:
         raise UsageError("pretraining runs in one process", hint="start it without torchrun")
-    run_dir, setting_up = _load("run_dir"), _load("setup")
+    run_dir, setting_up = _load("base.run_dir"), _load("data.prepare")
     flags = {
         "pretrain.method": method,
         **data_flags(
@@ -60,10 +60,10 @@ def pretrain(
         # The defaults are RotNet's; MoCo's are a recipe.
         recipes = [*(["moco"] if method == "moco" else []), *(recipe or [])]
         setup = setting_up.prepare_images(resolve(recipes, config, set_, flags), messages)
-        _load("weights").check_weights(setup.config)
+        _load("model.weights").check_weights(setup.config)
         name = run_dir.default_run_name(f"{setup.manifest.name}-{setup.config.pretrain.method}")
         run = run_dir.RunDir.create(output or Path("runs") / name, setup.config, command="pretrain")
-    _load("pretrain").pretrain(setup, run)
+    _load("run.pretrain").pretrain(setup, run)
     out.print(
         f"weights: [bold]{run.path / run_dir.PRETRAINED}[/bold]\n"
         f"next: ncd-serve train --weights {run.path} --set model.trunk={setup.config.model.trunk} ...",

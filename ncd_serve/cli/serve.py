@@ -107,7 +107,7 @@ def _tell(text: str) -> None:
 
 def _greeting(server: TritonServer, repository: Path, how_to_stop: str) -> str:
     """Where it listens, and a line for every way to ask it."""
-    from ncd_serve.client import DEFAULT_MODEL
+    from ncd_serve.client.client import DEFAULT_MODEL
     from ncd_serve.triton import check_repository, jpeg_model_name
 
     names = check_repository(repository)

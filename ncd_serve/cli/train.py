@@ -74,24 +74,24 @@ def train(
         settings = resolve(recipe, config, set_, flags, method)
         _check_settings(settings)
         if settings.model.weights is not None:
-            _load("run_dir").weights_path(settings.model.weights)
-        setup = _load("setup").prepare(settings, messages)
-        _load("weights").check_weights(setup.config)
+            _load("base.run_dir").weights_path(settings.model.weights)
+        setup = _load("data.prepare").prepare(settings, messages)
+        _load("model.weights").check_weights(setup.config)
         if dry_run and setup.config.data.novel_classes == "auto":
             raise UsageError("a dry run needs the number of clusters", hint="give --novel-classes N, a guess will do")
         if dry_run:
             # The plan is the answer here, so it goes where answers go.
-            _load("train").dry_run(replace(setup, console=out))
+            _load("run.train").dry_run(replace(setup, console=out))
             return
         if output is None and "RANK" in os.environ:
             raise UsageError("torchrun's processes need one run directory", hint="give --out DIR")
-        folder = output or Path("runs") / _load("run_dir").default_run_name(setup.manifest.name)
-        runs = _load("run_dir").RunDir
+        folder = output or Path("runs") / _load("base.run_dir").default_run_name(setup.manifest.name)
+        runs = _load("base.run_dir").RunDir
         run = runs.of_this_job(folder, setup.config) or runs.create(folder, setup.config)
     if setup.config.data.novel_classes == "auto":
-        setup = _load("probing").with_estimate(setup, run)
-    _load("train").train(setup, run)
-    for line in _load("report").headlines(run.read_summary()):
+        setup = _load("study.class_features").with_estimate(setup, run)
+    _load("run.train").train(setup, run)
+    for line in _load("summary.figures").headlines(run.read_summary()):
         out.print(line, highlight=False)
     out.print(
         f"run directory: [bold]{run.path}[/bold], see report.html there\n"
@@ -108,7 +108,7 @@ def evaluate(
 ) -> None:
     """ACC, NMI, ARI and classes of a run on every split that has true classes, and its pseudo labels' quality."""
     run_dir, setup = open_run(run)
-    training = _load("train")
+    training = _load("run.train")
     summary = training.evaluate(setup, training.load_state(setup, run_dir), run_dir)
     if as_json:
         out.print_json(json.dumps(summary))
@@ -120,7 +120,7 @@ def evaluate(
             soft_wrap=True,
         )
     else:
-        for table in _load("report").score_tables(summary, every_class=per_class):
+        for table in _load("summary.figures").score_tables(summary, every_class=per_class):
             out.print(table)
 
 
@@ -134,8 +134,8 @@ def open_run(path: Path) -> tuple[Any, Any]:
 
 def _opened(path: Path) -> tuple[Any, Any]:
     """A run directory to go on with: all that can be wrong before torch is needed."""
-    run = _load("run_dir").RunDir.open(path)
-    return run, _load("setup").prepare(run.config(), messages)
+    run = _load("base.run_dir").RunDir.open(path)
+    return run, _load("data.prepare").prepare(run.config(), messages)
 
 
 def cluster_number(text: str | None) -> int | str | None:
@@ -145,7 +145,7 @@ def cluster_number(text: str | None) -> int | str | None:
 
 def _check_settings(config: Any) -> None:
     if config.report.tensorboard:
-        extras.load("ncd_training.board", extra="tensorboard")
+        extras.load("ncd_training.summary.live", extra="tensorboard")
     if config.data.novel_classes == "auto" and "RANK" in os.environ:
         raise UsageError("one process estimates the number of classes", hint="ask ncd-serve estimate-k first")
 

@@ -2,7 +2,7 @@
 
 from ncd_serve.gallery.build import Gallery, build_gallery
 from ncd_serve.gallery.collection import Collection
-from ncd_serve.gallery.places import MapKind
-from ncd_serve.gallery.sources import read_source
+from ncd_serve.gallery.projection import MapKind
+from ncd_serve.gallery.read import read_source
 
 __all__ = ["Collection", "Gallery", "MapKind", "build_gallery", "read_source"]

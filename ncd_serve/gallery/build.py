@@ -12,7 +12,7 @@ from ncd_serve.files import atomic_path
 from ncd_serve.gallery.clusters import describe
 from ncd_serve.gallery.collection import Collection, Track, silent
 from ncd_serve.gallery.page import page_data, write_page
-from ncd_serve.gallery.places import MapKind, choose_kind, places
+from ncd_serve.gallery.projection import MapKind, choose_kind, places
 from ncd_serve.gallery.thumbnails import make_sheets, tile_size
 
 if TYPE_CHECKING:

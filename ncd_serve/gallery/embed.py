@@ -8,9 +8,9 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from ncd_serve.assignment import DECODERS
 from ncd_serve.errors import DataError
 from ncd_serve.preprocess import PreprocessSpec, load_array
+from ncd_serve.rows.assignment import DECODERS
 from ncd_serve.runners import open_session
 
 if TYPE_CHECKING:

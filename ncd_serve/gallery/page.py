@@ -15,7 +15,7 @@ from ncd_serve import __version__
 from ncd_serve.fit import FITS
 from ncd_serve.gallery.matching import best_match, contingency
 from ncd_serve.gallery.thumbnails import COLUMNS, parts
-from ncd_serve.images import printable
+from ncd_serve.inputs.images import printable
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
     from ncd_serve.gallery.clusters import Cluster
     from ncd_serve.gallery.collection import Collection, Floats
-    from ncd_serve.gallery.places import MapKind
+    from ncd_serve.gallery.projection import MapKind
     from ncd_serve.gallery.thumbnails import Sheet
 
 # In this order, in one scope.

@@ -11,10 +11,10 @@ from typing import TYPE_CHECKING
 
 from PIL import Image, ImageOps
 
-from ncd_serve.assignment import DECODERS
 from ncd_serve.errors import DataError
 from ncd_serve.gallery.clusters import CENTRAL, DOUBTFUL
 from ncd_serve.preprocess import open_image
+from ncd_serve.rows.assignment import DECODERS
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence

@@ -19,7 +19,7 @@ from typing import NamedTuple
 
 import pytest
 
-from ncd_serve.client import Client
+from ncd_serve.client.client import Client
 from ncd_serve.deploy import Target
 from ncd_serve.deploy.facts import TRITON_IMAGE
 from ncd_serve.deploy.render import SOURCES

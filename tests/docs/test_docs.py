@@ -98,7 +98,7 @@ def test_a_name_that_is_gone_fails_the_build(tmp_path: Path) -> None:
     for name in ("training", "export", "ncd_serve"):
         (tmp_path / name).symlink_to(ROOT / name)
     with (tmp_path / "docs" / "method.md").open("a") as page:
-        page.write("\n::: training/ncd_training/losses.py loss_that_nobody_wrote\n")
+        page.write("\n::: training/ncd_training/objective/losses.py loss_that_nobody_wrote\n")
     command = [sys.executable, "-m", "mkdocs", "build", "--strict", "--quiet"]
     built = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=120, check=False)
     assert built.returncode != 0 and "has no loss_that_nobody_wrote" in built.stderr

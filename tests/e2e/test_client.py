@@ -14,7 +14,7 @@ import pytest
 
 from ncd_serve import AsyncClient, Bundle, Client, OnnxRunner, Prediction, assign_images
 from ncd_serve.errors import ServerError, UsageError
-from ncd_serve.images import find_images
+from ncd_serve.inputs.images import find_images
 from ncd_serve.preprocess import load_array
 from ncd_serve.runners import Answer
 from ncd_serve.triton import TritonServer

@@ -18,8 +18,8 @@ from PIL import Image
 
 from ncd_serve.bundle import Bundle
 from ncd_serve.preprocess import load_array
+from ncd_serve.rows.tables import partial_path
 from ncd_serve.runners import open_session
-from ncd_serve.tables import partial_path
 from ncd_serve.triton import TritonServer
 from ncd_serve.triton.process import choose_ports
 

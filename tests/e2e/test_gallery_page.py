@@ -16,7 +16,7 @@ from selenium.webdriver.support.wait import WebDriverWait
 from ncd_serve.fit import Fit
 from ncd_serve.gallery import build_gallery, read_source
 from ncd_serve.prediction import Prediction
-from ncd_serve.tables import write_rows
+from ncd_serve.rows.tables import write_rows
 from ncd_serve.triton import TritonServer
 from tests.browser import console_errors, find, open_browser, press, remote_requests, words
 from tests.serve.small_gallery import CHECKPOINT, HOSTILE_CLASS, SCRIPT, make_page, make_run

@@ -12,8 +12,8 @@ import pytest
 import tritonclient.grpc as grpc
 
 from ncd_serve.bundle import Bundle
-from ncd_serve.client import Client
-from ncd_serve.images import find_images
+from ncd_serve.client.client import Client
+from ncd_serve.inputs.images import find_images
 from ncd_serve.preprocess import load_array
 from ncd_serve.triton import TritonServer
 from tests.contract.test_exit_codes import assert_kind

@@ -74,9 +74,9 @@ def test_narrow_and_dark(tiny_run: Path) -> None:
 
 
 def test_a_class_named_like_a_script(browser: Chrome, tiny_run: Path, tmp_path: Path) -> None:
-    from ncd_training import setup
-    from ncd_training.report_page import write_report
-    from ncd_training.run_dir import RunDir
+    from ncd_training.base.run_dir import RunDir
+    from ncd_training.data import prepare as setup
+    from ncd_training.summary.page import write_report
     from rich.console import Console
 
     folder = tmp_path / "it's <b>mine"

@@ -16,9 +16,9 @@ import numpy as np
 import pytest
 
 from ncd_serve.bundle import Bundle
-from ncd_serve.client import Client
+from ncd_serve.client.client import Client
 from ncd_serve.errors import ServerError
-from ncd_serve.images import find_images
+from ncd_serve.inputs.images import find_images
 from ncd_serve.preprocess import load_array
 from ncd_serve.runners import open_session
 from ncd_serve.triton import TritonServer

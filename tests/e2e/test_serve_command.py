@@ -18,7 +18,7 @@ import pytest
 import tritonclient.grpc as grpc
 from onnx import TensorProto, helper
 
-from ncd_serve.images import images_in
+from ncd_serve.inputs.images import images_in
 from ncd_serve.triton import TritonServer
 from ncd_serve.triton.registry import birth_of
 from tests.serve.small_models import make_lookup, needs_triton, regions, save_model, tensor, wait_until

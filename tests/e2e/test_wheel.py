@@ -57,9 +57,9 @@ def test_the_wheel_holds_all_three_packages_and_their_data(wheel: Path) -> None:
         "ncd_serve/triton/backend/model.py",
         "ncd_serve/triton/jpeg/model.py",
         "ncd_serve/deploy/files/helm/chart/templates/deployment.yaml.jinja",
-        "ncd_training/recipes/glyphs.toml",
-        "ncd_training/templates/report.html.jinja",
-        "ncd_training/templates/report.css",
+        "ncd_training/config/recipes/glyphs.toml",
+        "ncd_training/summary/templates/report.html.jinja",
+        "ncd_training/summary/templates/report.css",
         "ncd_export/templates/model_card.md.jinja",
     ):
         assert name in names

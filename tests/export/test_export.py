@@ -15,12 +15,12 @@ import torch
 from ncd_export import export as exporter
 from ncd_export.export import ExportOptions, export_run
 from ncd_export.graph import ExportGraph
-from ncd_export.reduced import to_int8
+from ncd_export.precision import to_int8
 from ncd_export.repository import add_to_repository
 from ncd_export.triton_config import Hardware
-from ncd_training.run_dir import RunDir
-from ncd_training.setup import Setup, prepare
-from ncd_training.to_onnx import write_onnx
+from ncd_training.base.run_dir import RunDir
+from ncd_training.data.prepare import Setup, prepare
+from ncd_training.model.onnx import write_onnx
 from rich.console import Console
 from safetensors.torch import load_file, save_file
 from tritonclient import grpc

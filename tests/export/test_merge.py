@@ -10,12 +10,12 @@ import pytest
 import torch
 from ncd_export.graph import ExportGraph
 from ncd_export.merge import set_merges
-from ncd_export.reduced import to_fp16, to_int8
-from ncd_training.resolve import resolve_config
-from ncd_training.setup import prepare
-from ncd_training.to_onnx import write_onnx
-from ncd_training.train import build_state
-from ncd_training.weights import initial_trunk
+from ncd_export.precision import to_fp16, to_int8
+from ncd_training.config.resolve import resolve_config
+from ncd_training.data.prepare import prepare
+from ncd_training.model.onnx import write_onnx
+from ncd_training.model.weights import initial_trunk
+from ncd_training.run.state import build_state
 from onnx import TensorProto, helper
 from rich.console import Console
 

@@ -11,15 +11,15 @@ import pytest
 import torch
 import torch.distributed as dist
 from ncd_export.export import export_run
-from ncd_training.checkpoint import TrainState, save_checkpoint
-from ncd_training.dual_branch import DualBranchModel
-from ncd_training.loop import train_step
-from ncd_training.ranks import with_global_batch_norm
-from ncd_training.resolve import resolve_config
-from ncd_training.run_dir import RunDir
-from ncd_training.setup import Setup, prepare
-from ncd_training.train import build_state
-from ncd_training.weights import initial_trunk
+from ncd_training.base.checkpoint import save_checkpoint
+from ncd_training.base.distributed import with_global_batch_norm
+from ncd_training.base.run_dir import RunDir
+from ncd_training.config.resolve import resolve_config
+from ncd_training.data.prepare import Setup, prepare
+from ncd_training.model.branches import DualBranchModel
+from ncd_training.model.weights import initial_trunk
+from ncd_training.run.state import TrainState, build_state
+from ncd_training.run.step import train_step
 from onnx import numpy_helper
 from rich.console import Console
 

@@ -1,0 +1,47 @@
+"""MODEL_CARD.md: what the model is, what it was trained on, what it is good for and what not."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from jinja2 import Environment, PackageLoader, StrictUndefined
+from ncd_training.summary.figures import METHODS, split_uses
+
+if TYPE_CHECKING:
+    from ncd_training.data.prepare import Setup
+
+    from ncd_export.verify import Agreement
+    from ncd_serve.bundle import BundleManifest
+
+_RESEARCH = "for non-commercial research and education; the photographs belong to those who took them"
+_DATA_LICENCES = {
+    "aircraft": f"FGVC-Aircraft is {_RESEARCH}",
+    "cifar": "CIFAR's authors state no licence; its images were collected from the web",
+    "cub200": f"CUB-200-2011 is {_RESEARCH}",
+    "glyphs": "drawn by ncd-serve (Apache-2.0) with fonts that ship inside matplotlib",
+    "imagenet": f"ImageNet is {_RESEARCH}, by its terms of access",
+    "stanford-cars": f"Stanford Cars is {_RESEARCH}",
+}
+
+
+def render_card(
+    manifest: BundleManifest, setup: Setup, summary: dict[str, Any], agreement: Agreement | None, *, scored: bool
+) -> str:
+    """The card; `scored`: the summary's scores are those of the exported state."""
+    environment = Environment(loader=PackageLoader("ncd_export"), undefined=StrictUndefined, trim_blocks=True)
+    return environment.get_template("model_card.md.jinja").render(
+        manifest=manifest,
+        method=METHODS[manifest.method],
+        splits=split_uses(setup.manifest),
+        baselines=summary["baselines"],
+        scores=summary["scores"] if scored else {},
+        agreement=agreement,
+        tells_known=setup.config.model.heads != "separate",
+        data_licence=_data_licence(setup.config.data.dataset),
+        weights_file=summary.get("weights", {}).get("file"),
+    )
+
+
+def _data_licence(dataset: str | None) -> str:
+    known = [text for name, text in _DATA_LICENCES.items() if dataset and dataset.startswith(name)]
+    return known[0] if known else "the user's own images: state their licence here before you pass the model on"

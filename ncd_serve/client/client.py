@@ -1,0 +1,200 @@
+"""A model on a Triton server, for programs with threads and for those with asyncio."""
+
+from __future__ import annotations
+
+import asyncio
+import weakref
+from collections.abc import AsyncIterator, Iterable, Iterator
+from concurrent.futures import Future
+from pathlib import Path
+from types import TracebackType
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from ncd_serve.client.connection import CHECK_SERVER, Connection, in_background
+from ncd_serve.contract import Contract, read_contract
+from ncd_serve.errors import ServerError, UsageError
+from ncd_serve.fit import FITS
+from ncd_serve.inputs.sources import find_sources
+from ncd_serve.prediction import Prediction
+from ncd_serve.rows.assignment import assign_images
+from ncd_serve.runners import Answer
+
+Images = str | Path | Iterable[str | Path]
+DEFAULT_MODEL = "ncd_global"
+DEFAULT_TIMEOUT = 60.0
+DEFAULT_PATIENCE = 60.0
+DEFAULT_CONCURRENCY = 16
+
+
+class Client:
+    """Clusters of images from a Triton server that speaks our contract, over grpc:// or http://.
+
+        with Client("grpc://127.0.0.1:8001") as client:
+            for row in client.assign(["photos/", "more.zip"]):
+                print(row.path, row.cluster_name, row.confidence)
+
+    Reads the model's shape, batch limit, preprocessing and cluster names from the server when it is made, and refuses
+    a model that it cannot ask rightly. `timeout` is for one answer. `patience` is how long a server that cannot be
+    reached is tried again: one that restarts meanwhile costs time, but no row. May be used by many threads.
+    """
+
+    def __init__(
+        self,
+        url: str,
+        *,
+        model: str = DEFAULT_MODEL,
+        timeout: float = DEFAULT_TIMEOUT,
+        patience: float = DEFAULT_PATIENCE,
+        concurrency: int = DEFAULT_CONCURRENCY,
+    ) -> None:
+        self.in_flight = concurrency
+        self._pending: set[Future[Any]] = set()
+        opening = _ServedModel.open(url, model, timeout=timeout, patience=patience, concurrency=concurrency)
+        self._model = in_background(opening).result()
+        self._closing = weakref.finalize(self, _close, self._model)
+        self.preprocess, self.max_batch, *_ = self._model.contract
+        self.cluster_names = self._model.cluster_names
+
+    def answer(self, images: NDArray[np.uint8]) -> Answer:
+        """What the model says of images uint8 [N, H, W, 3], in as many requests as the server needs."""
+        return self.submit(images).result()
+
+    def submit(self, images: NDArray[np.uint8]) -> Future[Answer]:
+        """The same, without waiting."""
+        future = in_background(self._model.answer(images))
+        self._pending.add(future)
+        future.add_done_callback(self._pending.discard)
+        return future
+
+    def assign(
+        self, images: Images, *, allow_urls: bool = False, top_k: int = 3, min_confidence: float = 0.0
+    ) -> Iterator[Prediction]:
+        """One row for each image in files, folders, patterns, archives and, if allowed, URLs; in their order."""
+        sources = find_sources(images, allow_urls=allow_urls).images
+        return assign_images(sources, self, top_k=top_k, min_confidence=min_confidence)
+
+    def close(self) -> None:
+        """Give up what is still being asked, and let go of the server."""
+        for future in list(self._pending):
+            future.cancel()
+        if closed := self._closing():
+            closed.result()
+
+    def __enter__(self) -> Client:
+        """For `with`, which closes it."""
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        """Close."""
+        self.close()
+
+
+class AsyncClient:
+    """The same for asyncio; nothing blocks the caller's loop.
+
+        async with await AsyncClient.connect("grpc://127.0.0.1:8001") as client:
+            async for row in client.assign(["photos/"]):
+                print(row.path, row.cluster_name, row.confidence)
+
+    `connect` takes the options of `Client`.
+    """
+
+    def __init__(self, client: Client) -> None:
+        self._client = client
+        self.preprocess, self.max_batch = client.preprocess, client.max_batch
+        self.cluster_names = client.cluster_names
+
+    @classmethod
+    async def connect(cls, url: str, **options: Any) -> AsyncClient:
+        """Reach a server; the options are those of `Client`."""
+        return cls(await asyncio.to_thread(Client, url, **options))
+
+    async def answer(self, images: NDArray[np.uint8]) -> Answer:
+        """As `Client.answer`."""
+        return await asyncio.wrap_future(self._client.submit(images))
+
+    async def assign(self, images: Images, **options: Any) -> AsyncIterator[Prediction]:
+        """As `Client.assign`."""
+        rows = await asyncio.to_thread(self._client.assign, images, **options)
+        while (row := await asyncio.to_thread(next, rows, None)) is not None:
+            yield row
+
+    async def close(self) -> None:
+        """As `Client.close`."""
+        await asyncio.to_thread(self._client.close)
+
+    async def __aenter__(self) -> AsyncClient:
+        """For `async with`, which closes it."""
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        """Close."""
+        await self.close()
+
+
+def _close(model: _ServedModel) -> Future[None]:
+    return in_background(model.close())
+
+
+class _ServedModel:
+    """What both clients drive, on the background loop."""
+
+    def __init__(self, connection: Connection, contract: Contract, concurrency: int) -> None:
+        self.contract, self._connection = contract, connection
+        side = contract.preprocess.resolution
+        self._shape = (side, side, 3)
+        self._room = asyncio.Semaphore(concurrency)
+        self.cluster_names = [str(number) for number in range(contract.clusters)]
+        self._wanted = ["probabilities", "fit"] if contract.tells_fit else ["probabilities"]
+        self.close = connection.close
+
+    @classmethod
+    async def open(cls, url: str, model: str, *, timeout: float, patience: float, concurrency: int) -> _ServedModel:
+        connection = Connection(url, model, timeout=timeout, patience=patience)
+        try:
+            served = cls(connection, read_contract(await connection.config(), connection.where), concurrency)
+            await served._read_names()
+            return served
+        except BaseException:
+            await connection.close()
+            raise
+
+    async def _read_names(self) -> None:
+        """The label of every cluster, through the classification extension: there is no other way to ask for them."""
+        blank = np.zeros((1, *self._shape), np.uint8)
+        (answer,) = await self._connection.infer(blank, ["probabilities"], class_count=self.contract.clusters)
+        for entry in answer.ravel():
+            # score:index:label, where a label may hold colons itself
+            _score, index, *label = entry.decode(errors="replace").split(":", 2)
+            if label:
+                self.cluster_names[int(index)] = label[0]
+
+    async def answer(self, images: NDArray[np.uint8]) -> Answer:
+        if images.dtype != np.uint8 or images.shape[1:] != self._shape or not len(images):
+            raise UsageError(
+                f"{self._connection.where} takes images uint8 [N, {', '.join(map(str, self._shape))}], "
+                f"not {images.dtype} {list(images.shape)}",
+                hint="ncd_serve.assign_images prepares image files",
+            )
+        step = self.contract.max_batch
+        parts = [images[start : start + step] for start in range(0, len(images), step)]
+        answers = await asyncio.gather(*map(self._ask, parts))
+        probabilities, *fits = (np.concatenate(column) for column in zip(*answers, strict=True))
+        return Answer(probabilities, fits[0] if fits else None)
+
+    async def _ask(self, images: NDArray[np.uint8]) -> list[NDArray[Any]]:
+        async with self._room:
+            probabilities, *fits = await self._connection.infer(images, self._wanted)
+        if probabilities.shape != (len(images), self.contract.clusters) or not np.isfinite(probabilities).all():
+            raise ServerError(f"{self._connection.where} gave an answer that is no probabilities", hint=CHECK_SERVER)
+        if not np.isin(fits, range(len(FITS))).all():
+            raise ServerError(f"{self._connection.where} gave an answer that is no fit", hint=CHECK_SERVER)
+        # One value for each image, as Triton declares it, is a column.
+        return [probabilities, *(fit.reshape(len(images)) for fit in fits)]

@@ -1,0 +1,190 @@
+"""The three kinds of source of a gallery: a run directory, a bundle, rows of a new batch."""
+
+from __future__ import annotations
+
+import os
+from dataclasses import replace
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from ncd_serve.bundle import MANIFEST, Bundle
+from ncd_serve.errors import DataError, UsageError
+from ncd_serve.fit import FITS
+from ncd_serve.gallery.collection import Collection, GivenNames, Ids, Track, silent
+from ncd_serve.gallery.embed import embed
+from ncd_serve.naming import cluster_states, default_names, known_clusters
+from ncd_serve.reference import MOST_IMAGES, REFERENCE, Reference
+from ncd_serve.rows.tables import read_rows
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from ncd_serve.prediction import Prediction
+
+_MOST_BACKGROUND = 2000  # enough to see where training images lie
+
+
+def read_source(
+    source: Path, *, bundle: Path | None = None, images: Path | None = None, track: Track = silent
+) -> Collection:
+    """Read what is to be shown; `images` is where the images are now, `bundle` the model that made the rows."""
+    if not source.exists():
+        raise DataError(f"no such file or folder: {source}", hint="give a run, a bundle, or rows of query or assign")
+    if source.is_file():
+        shown = _read_rows(source, Bundle.read(bundle) if bundle else None, images, track)
+    elif bundle:
+        raise UsageError("--bundle belongs to rows", hint=f"ncd-serve gallery {source}")
+    elif (source / MANIFEST).is_file():
+        found = Bundle.read(source)
+        shown = replace(_of_reference(found.reference(), _naming(found), source, images), kind="bundle")
+    else:
+        shown = _read_run(source, images)
+    if not any(file.is_file() for file in shown.files):
+        raise DataError(f"none of the images is below {shown.root}", hint="say where they are now: --images DIR")
+    return shown
+
+
+def _read_run(run: Path, images: Path | None) -> Collection:
+    reference = Reference.read(run / REFERENCE)
+    known = reference.known_clusters
+    defaults = [*reference.known_classes[:known], *_numbered(reference.clusters - known)]
+    naming = GivenNames(defaults, checkpoint=reference.checkpoint, fixed=known)
+    if (run / "bundle" / MANIFEST).is_file():
+        exported = Bundle.read(run / "bundle")
+        if exported.manifest.checkpoint == reference.checkpoint:
+            naming = _naming(exported)
+    return _of_reference(reference, naming, run, images)
+
+
+def _naming(bundle: Bundle) -> GivenNames:
+    about = bundle.manifest
+    return GivenNames(
+        defaults=default_names(about),
+        names={state.cluster_id: state.cluster_name for state in cluster_states(about) if state.state == "named"},
+        merged=about.merged,
+        junk=about.junk,
+        checkpoint=about.checkpoint or None,
+        bundle=bundle.folder.resolve(),
+        fixed=known_clusters(about),
+    )
+
+
+def _numbered(clusters: int) -> list[str]:
+    return [f"cluster-{number}" for number in range(clusters)]
+
+
+def _of_reference(reference: Reference, naming: GivenNames, source: Path, images: Path | None) -> Collection:
+    limits = reference.limits()
+    return Collection(
+        kind="run",
+        source=source.resolve(),
+        naming=naming,
+        root=images.resolve() if images else reference.root,
+        paths=reference.paths,
+        files=reference.files(images),
+        cluster_ids=reference.cluster_ids,
+        confidences=reference.confidences,
+        counts=reference.counts,
+        fits=limits.judge(reference.embeddings, reference.cluster_ids, reference.confidences),
+        embeddings=reference.embeddings,
+        known_ids=_by_cluster(reference),
+        known_classes=reference.known_classes,
+        truth=reference.truth,
+    )
+
+
+def _by_cluster(reference: Reference) -> dict[int, Ids]:
+    ids = reference.cluster_ids
+    return {int(number): reference.known_ids[ids == number] for number in np.unique(ids)}
+
+
+def _read_rows(source: Path, bundle: Bundle | None, images: Path | None, track: Track) -> Collection:
+    rows = read_rows(source)
+    failures = [(row.path, row.error or "") for row in rows if row.status == "error"]
+    rows = [row for row in rows if row.status != "error"]
+    if not rows:
+        raise DataError(f"{source} has no image with a cluster", hint="its column `error` says why")
+    naming = _naming(bundle) if bundle else _naming_of(rows)
+    ids = np.array([row.cluster_id for row in rows])
+    if ids.min() < 0 or ids.max() >= len(naming.defaults):
+        raise DataError(f"{source} has clusters that the bundle does not have", hint="give the bundle that made it")
+    counts = np.bincount(ids, minlength=len(naming.defaults))
+    rows = rows[:: -(-len(rows) // MOST_IMAGES)]
+    root = _common_folder([row.path for row in rows])
+    files = [_place(row.path, root, images) for row in rows]
+    shown = Collection(
+        kind="rows",
+        source=source.resolve(),
+        naming=naming,
+        root=images or root,
+        paths=[_below(row.path, root) for row in rows],
+        files=files,
+        cluster_ids=np.array([row.cluster_id for row in rows]),
+        confidences=np.array([row.confidence for row in rows], np.float32),
+        counts=counts,
+        fits=_fits(rows),
+        rivals=np.array([row.top_k[1].cluster_id if len(row.top_k) > 1 else -1 for row in rows]),
+        failures=failures,
+    )
+    return _with_model(shown, bundle, track) if bundle else shown
+
+
+def _naming_of(rows: Sequence[Prediction]) -> GivenNames:
+    """The names that rows have, without a bundle to keep new ones in."""
+    answers = [candidate for row in rows for candidate in row.top_k]
+    labels = {answer.cluster_id: answer.cluster_name for answer in answers}
+    labels |= {row.cluster_id: row.cluster_name for row in rows if row.cluster_id is not None and row.cluster_name}
+    defaults = _numbered(max(labels, default=-1) + 1)
+    return GivenNames(defaults, {number: name for number, name in labels.items() if name not in defaults})
+
+
+def _fits(rows: Sequence[Prediction]) -> Ids | None:
+    fits = [row.fit for row in rows]
+    return np.array([FITS.index(fit) for fit in fits if fit]) if all(fits) else None
+
+
+def _common_folder(paths: Sequence[str]) -> Path:
+    try:
+        return Path(os.path.commonpath([Path(path).parent for path in paths]))
+    except ValueError:  # some begin at the root and some do not
+        return Path()
+
+
+def _below(path: str, root: Path) -> str:
+    return str(Path(path).relative_to(root)) if root.parts and Path(path).is_relative_to(root) else path
+
+
+def _place(path: str, root: Path, images: Path | None) -> Path:
+    """Where an image of the rows is: as it was named, or below the folder that the images are in now."""
+    if images is None:
+        return Path(path)
+    as_named = images / Path(path).relative_to(Path(path).anchor)
+    return as_named if as_named.is_file() else images / _below(path, root)
+
+
+def _with_model(shown: Collection, bundle: Bundle, track: Track) -> Collection:
+    """With embeddings; images that cannot be read any more join those without a cluster."""
+    answers = embed(bundle, shown.files, track=track)
+    kept = [row for row, answer in enumerate(answers) if not isinstance(answer, str)]
+    gone = [(shown.paths[row], answer) for row, answer in enumerate(answers) if isinstance(answer, str)]
+    if not kept:
+        raise DataError(f"none of the images can be read: {gone[0][1]}", hint="say where they are now: --images DIR")
+    embeddings = np.stack([answers[row] for row in kept])
+    reference = bundle.reference()
+    ids, confidences = shown.cluster_ids[kept], shown.confidences[kept]
+    return replace(
+        shown,
+        paths=[shown.paths[row] for row in kept],
+        files=[shown.files[row] for row in kept],
+        cluster_ids=ids,
+        confidences=confidences,
+        fits=reference.limits().judge(embeddings, ids, confidences) if shown.fits is None else shown.fits[kept],
+        embeddings=embeddings,
+        background=reference.embeddings[:: -(-len(reference.embeddings) // _MOST_BACKGROUND)],
+        rivals=None,
+        known_ids=_by_cluster(reference),
+        known_classes=reference.known_classes,
+        failures=shown.failures + gone,
+    )

@@ -1,0 +1,82 @@
+"""Which images are meant by what a user names: files, folders, patterns, archives, a list on stdin, URLs."""
+
+from __future__ import annotations
+
+import os
+import re
+import sys
+from functools import partial
+from glob import glob
+from itertools import chain
+from pathlib import Path
+from typing import TYPE_CHECKING, NamedTuple
+
+from ncd_serve.errors import UsageError
+from ncd_serve.inputs.archives import images_in_archive, is_archive
+from ncd_serve.inputs.download import fetch
+from ncd_serve.inputs.images import Source, find_images, printable
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Iterator
+
+STDIN = "-"
+_URL = re.compile(r"https?://", re.IGNORECASE)
+
+
+class Sources(NamedTuple):
+    """Images to come, and how many where that is known beforehand."""
+
+    images: Iterator[Source]
+    total: int | None
+
+
+def find_sources(words: str | Path | Iterable[str | Path], *, allow_urls: bool = False) -> Sources:
+    """What the words mean, in their order. What is wrong with a word is said at once, before any image is read.
+
+    The path of a row is that of the file, `ARCHIVE/MEMBER`, or the URL.
+    """
+    parts = [_expand(word, allow_urls) for word in ([words] if isinstance(words, (str, Path)) else words)]
+    known = [part.total for part in parts if part.total is not None]
+    images = chain.from_iterable(part.images for part in parts)
+    return Sources(images, sum(known) if len(known) == len(parts) else None)
+
+
+def _expand(word: str | Path, allow_urls: bool) -> Sources:
+    text, path = str(word), Path(word)
+    if text == STDIN:
+        return Sources(_listed(allow_urls), None)
+    if _URL.match(text):
+        if not allow_urls:
+            raise UsageError(f"{text} is a URL", hint="--allow-urls lets this command fetch images")
+        return Sources(iter([_from_url(text)]), 1)
+    if path.is_file() and is_archive(path):
+        return Sources(*images_in_archive(path))
+    files = find_images(matching(text))
+    return Sources(map(Source.of, files), len(files))
+
+
+def matching(word: str) -> list[Path]:
+    """What a path or a pattern means; one that means nothing is a path."""
+    # What exists is meant as it is, also when its name looks like a pattern. Path.glob takes no absolute patterns.
+    matches = [] if Path(word).exists() else sorted(glob(word, recursive=True))  # noqa: PTH207
+    return [Path(match) for match in matches or [word]]
+
+
+def listed() -> Iterator[str]:
+    """The lines of standard input that are not empty."""
+    for line in sys.stdin.buffer:
+        if text := os.fsdecode(line.rstrip(b"\r\n")):
+            yield text
+
+
+def _listed(allow_urls: bool) -> Iterator[Source]:
+    """One image for each line of standard input; a line that names none becomes a row that says so."""
+    for text in listed():
+        if not _URL.match(text):
+            yield Source.of(Path(text))
+        else:
+            yield _from_url(text) if allow_urls else Source.broken(printable(text), "a URL, but no --allow-urls")
+
+
+def _from_url(url: str) -> Source:
+    return Source(printable(url), partial(fetch, url))

@@ -1,0 +1,101 @@
+"""Progress of long work: a bar on a terminal or in a notebook, a line a minute elsewhere."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import AbstractContextManager, contextmanager, nullcontext
+from html import escape
+from typing import Any, TypeVar
+
+from rich.console import Console
+from rich.progress import Progress as RichProgress
+from rich.progress import TaskID
+
+T = TypeVar("T")
+Track = Callable[[Iterable[Any], str, int], Iterable[Any]]
+Advance = Callable[[int, str], None]  # steps done since the last call, description
+_LINE_SECONDS = 60.0
+_REDRAW_SECONDS = 0.2
+
+
+class Progress:
+    """Messages and progress of a command or a call, on one console."""
+
+    def __init__(self, console: Console) -> None:
+        self.console = console
+
+    def say(self, text: str, *, style: str | None = None) -> None:
+        """Print a line as it is: no markup, no line breaks."""
+        self.console.print(text, style=style, markup=False, highlight=False, soft_wrap=True)
+
+    def status(self, text: str) -> AbstractContextManager[object]:
+        """Show a spinner while a single step runs; a notebook and a log get no spinner."""
+        return self.console.status(text) if self.console.is_terminal else nullcontext()
+
+    def track(self, items: Iterable[T], description: str, total: int | None, done: int = 0) -> Iterator[T]:
+        """Yield the items and count them; `done` were counted before."""
+        with self.bar(description, total, done) as advance:
+            for item in items:
+                yield item
+                advance(1, description)
+
+    @contextmanager
+    def bar(self, description: str, total: int | None, done: int = 0) -> Iterator[Advance]:
+        """Yield a function that moves a bar by so many steps and says what is being done."""
+        if self.console.quiet:
+            yield lambda _steps, _description: None
+        elif self.console.is_jupyter:
+            yield _NotebookBar(description, total, done).advance
+        elif self.console.is_terminal:
+            with RichProgress(console=self.console, transient=True) as progress:
+                yield _advance_rich(progress, progress.add_task(description, total=total, completed=done))
+        else:
+            yield _Lines(self, total, done).advance
+
+
+def silent(items: Iterable[T], _description: str, _total: int) -> Iterable[T]:
+    """Return the items; shows no progress."""
+    return items
+
+
+def _advance_rich(progress: RichProgress, task: TaskID) -> Advance:
+    return lambda steps, description: progress.update(task, advance=steps, description=description)
+
+
+class _Lines:
+    """A line a minute."""
+
+    def __init__(self, progress: Progress, total: int | None, done: int) -> None:
+        self._progress, self._total, self._done = progress, total, done
+        self._start = self._said = time.monotonic()
+
+    def advance(self, steps: int, description: str) -> None:
+        self._done += steps
+        now = time.monotonic()
+        if now - self._said > _LINE_SECONDS:
+            self._said = now
+            share = f"{self._done / self._total:.0%}" if self._total else f"{self._done:,}"
+            self._progress.say(f"{description}: {share} after {(now - self._start) / 60:.0f} min")
+
+
+class _NotebookBar:
+    """A bar in a notebook's output cell, updated in place; needs no widgets."""
+
+    def __init__(self, description: str, total: int | None, done: int) -> None:
+        from IPython.display import HTML, display  # there is a notebook, so it is installed
+
+        self._html, self._total, self._done = HTML, total, done
+        self._handle = display(HTML(self._draw(description)), display_id=True)
+        self._drawn = time.monotonic()
+
+    def advance(self, steps: int, description: str) -> None:
+        self._done += steps
+        if time.monotonic() - self._drawn > _REDRAW_SECONDS or self._done == self._total:
+            self._drawn = time.monotonic()
+            self._handle.update(self._html(self._draw(description)))
+
+    def _draw(self, description: str) -> str:
+        limit = f' max="{self._total}"' if self._total else ""
+        count = f"{self._done:,} of {self._total:,}" if self._total else f"{self._done:,}"
+        return f'<progress value="{self._done}"{limit}></progress> {escape(description)}: {count}'

@@ -1,0 +1,184 @@
+"""Rows of predictions as csv, jsonl, parquet, or a table on the terminal. One schema for all of them."""
+
+from __future__ import annotations
+
+import csv
+import json
+from dataclasses import asdict
+from itertools import islice
+from typing import TYPE_CHECKING, Any, TextIO
+
+from rich.markup import escape
+from rich.table import Table
+
+from ncd_serve.errors import DataError, UsageError
+from ncd_serve.files import atomic_path
+from ncd_serve.prediction import COLUMNS, Candidate, Prediction
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Iterator
+    from pathlib import Path
+
+    Record = dict[str, Any]
+
+
+FORMATS = (".csv", ".jsonl", ".parquet")
+_ROW_GROUP = 10_000
+
+
+def check_format(target: Path) -> None:
+    """Refuse an output file whose kind we do not know, before any work is done."""
+    if target.suffix not in FORMATS:
+        raise UsageError(f"cannot write '{target.name}'", hint=f"use a file ending in {', '.join(FORMATS)}")
+
+
+def partial_path(target: Path) -> Path:
+    """Where the rows of an unfinished table are, as JSON lines whatever the table's kind."""
+    return target.with_name(f"{target.name}.partial.jsonl")
+
+
+def write_rows(rows: Iterable[Prediction], target: Path, *, resume: bool = False) -> None:
+    """Keep each row as it comes, in a file beside the table; then make the table of them all, atomically.
+
+    To `resume` is to go on after the rows that an unfinished table has.
+    """
+    check_format(target)
+    partial = partial_path(target)
+    try:
+        target.parent.mkdir(parents=True, exist_ok=True)
+        with partial.open("a" if resume else "w", encoding="utf-8") as stream:
+            write_jsonl(rows, stream)
+        with atomic_path(target) as temporary:
+            _convert(partial, temporary, target.suffix)
+    except OSError as error:
+        raise DataError(f"cannot write {target}: {error.strerror}", hint="check the folder and its space") from error
+    partial.unlink()
+
+
+def finished_paths(target: Path) -> Iterator[str]:
+    """The paths of the rows in an unfinished table; half a row, left by a killed process, is cut off."""
+    partial, whole = partial_path(target), 0
+    with partial.open("rb+") as stream:
+        for number, line in enumerate(stream, start=1):
+            if not line.endswith(b"\n"):
+                break
+            try:
+                path: str = json.loads(line)["path"]
+            except (ValueError, KeyError, TypeError):
+                raise DataError(f"row {number} of {partial} is damaged", hint=f"start over: rm {partial}") from None
+            whole += len(line)
+            yield path
+        stream.truncate(whole)
+
+
+def write_csv(rows: Iterable[Prediction], stream: TextIO) -> None:
+    """Comma-separated, `top_k` as JSON, numbers in full precision."""
+    _write_csv(map(_record, rows), stream)
+
+
+def write_jsonl(rows: Iterable[Prediction], stream: TextIO) -> None:
+    """One JSON object a line."""
+    for row in rows:
+        stream.write(json.dumps(_record(row), ensure_ascii=False) + "\n")
+        stream.flush()
+
+
+def write_parquet(rows: Iterable[Prediction], target: Path) -> None:
+    """A Parquet file of the rows, in groups that bound what is held at once."""
+    _write_parquet(map(_record, rows), target)
+
+
+def terminal_table(rows: Iterable[Prediction], *, title: str | None = None) -> Table:
+    """A table for people."""
+    table = Table(title=title, title_justify="left")
+    for name in ("image", "cluster", "name", "confidence", "margin", "fit"):
+        # Folded, not cut: the end of a path is what tells images apart.
+        table.add_column(
+            name, justify="right" if name in {"cluster", "confidence", "margin"} else "left", overflow="fold"
+        )
+    for row in rows:
+        if row.status == "error":
+            table.add_row(escape(row.path), "-", f"[red]{escape(row.error or '')}[/red]", "-", "-", "-")
+        else:
+            name = ("[yellow]unsure:[/yellow] " if row.status == "unsure" else "") + escape(row.cluster_name or "")
+            numbers = f"{row.confidence:.3f}", f"{row.margin:.3f}"
+            table.add_row(escape(row.path), str(row.cluster_id), name, *numbers, row.fit or "-")
+    return table
+
+
+def _record(row: Prediction) -> Record:
+    return {**asdict(row), "top_k": [candidate._asdict() for candidate in row.top_k]}
+
+
+def _convert(partial: Path, target: Path, suffix: str) -> None:
+    with partial.open(encoding="utf-8") as lines:
+        records = map(json.loads, lines)
+        if suffix == ".parquet":
+            _write_parquet(records, target)
+            return
+        with target.open("w", encoding="utf-8", newline="") as stream:
+            if suffix == ".csv":
+                _write_csv(records, stream)
+            else:
+                stream.writelines(lines)
+
+
+def _write_csv(records: Iterable[Record], stream: TextIO) -> None:
+    writer = csv.DictWriter(stream, COLUMNS)
+    writer.writeheader()
+    for record in records:
+        writer.writerow({**record, "top_k": json.dumps(record["top_k"], ensure_ascii=False)})
+        stream.flush()
+
+
+def _write_parquet(records: Iterator[Record], target: Path) -> None:
+    import pyarrow as pa
+    import pyarrow.parquet as pq
+
+    candidate = pa.struct([("cluster_id", pa.int64()), ("cluster_name", pa.string()), ("probability", pa.float64())])
+    kinds = {"cluster_id": pa.int64(), "confidence": pa.float64(), "margin": pa.float64(), "top_k": pa.list_(candidate)}
+    schema = pa.schema([(name, kinds.get(name, pa.string())) for name in COLUMNS])
+    with pq.ParquetWriter(target, schema) as writer:
+        while group := list(islice(records, _ROW_GROUP)):
+            writer.write_table(pa.Table.from_pylist(group, schema))
+
+
+_NUMBERS = {"cluster_id": int, "confidence": float, "margin": float}
+_HINT = "give a file that `ncd-serve query --out` or `ncd-serve assign --out` wrote"
+
+
+def read_rows(source: Path) -> list[Prediction]:
+    """All rows of a .csv, .jsonl or .parquet file; columns that an older version did not write are empty."""
+    if source.suffix not in FORMATS:
+        raise UsageError(f"cannot read rows from '{source.name}'", hint=f"use a file ending in {', '.join(FORMATS)}")
+    rows: list[Prediction] = []
+    try:
+        rows.extend(map(_prediction, _records(source)))
+        return rows
+    except OSError as error:
+        raise DataError(f"cannot read {source}: {error.strerror or error}", hint=_HINT) from None
+    except (ValueError, TypeError, AttributeError, csv.Error) as error:
+        raise DataError(f"{source} is not a table of rows: row {len(rows) + 1}: {error}", hint=_HINT) from None
+
+
+def _records(source: Path) -> Iterator[Record]:
+    if source.suffix == ".parquet":
+        import pyarrow.parquet as pq
+
+        for batch in pq.ParquetFile(source).iter_batches():
+            yield from batch.to_pylist()
+        return
+    with source.open(encoding="utf-8", newline="") as stream:
+        yield from csv.DictReader(stream) if source.suffix == ".csv" else map(json.loads, stream)
+
+
+def _prediction(record: Record) -> Prediction:
+    present = {name: value for name in COLUMNS if (value := record.get(name)) not in (None, "")}
+    if "path" not in present or present.get("status") not in ("ok", "unsure", "error"):
+        raise ValueError("it has no path or no status")
+    if present["status"] != "error" and not {"cluster_id", "confidence"} <= present.keys():
+        raise ValueError("it has no cluster or no confidence")
+    likeliest = present.get("top_k", [])
+    candidates = json.loads(likeliest) if isinstance(likeliest, str) else likeliest
+    present |= {name: kind(present[name]) for name, kind in _NUMBERS.items() if name in present}
+    return Prediction(**present | {"top_k": [Candidate(**candidate) for candidate in candidates]})

@@ -1,0 +1,272 @@
+"""What is meant by files, folders, patterns, archives, lists and URLs, and what their bad members cost."""
+
+from __future__ import annotations
+
+import gzip
+import io
+import sys
+import tarfile
+import threading
+import time
+import tracemalloc
+import zipfile
+from collections.abc import Iterator
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+from typing import Any
+
+import pytest
+from PIL import Image
+
+from ncd_serve.errors import DataError, UsageError
+from ncd_serve.inputs import archives, download
+from ncd_serve.inputs.images import Source
+from ncd_serve.inputs.sources import find_sources
+
+
+def picture(shade: int = 0) -> bytes:
+    stream = io.BytesIO()
+    Image.new("RGB", (8, 8), (shade,) * 3).save(stream, "PNG")
+    return stream.getvalue()
+
+
+def read(source: Source) -> bytes:
+    found = source.read()
+    return found if isinstance(found, bytes) else found.read_bytes()
+
+
+def outcomes(*words: str | Path, **options: bool) -> dict[str, bytes | str]:
+    """What every row would be made of: the bytes, or the reason why there are none."""
+    found: dict[str, bytes | str] = {}
+    for source in find_sources(words, **options).images:
+        try:
+            found[source.path] = read(source)
+        except DataError as error:
+            found[source.path] = str(error)
+    return found
+
+
+def write_tar(path: Path, members: dict[str, bytes], mode: Any = "w") -> Path:
+    with tarfile.open(path, mode) as archive:
+        for name, data in members.items():
+            info = tarfile.TarInfo(name)
+            info.size = len(data)
+            archive.addfile(info, io.BytesIO(data))
+    return path
+
+
+def write_zip(path: Path, members: dict[str, bytes]) -> Path:
+    with zipfile.ZipFile(path, "w", zipfile.ZIP_DEFLATED) as archive:
+        for name, data in members.items():
+            archive.writestr(name, data)
+    return path
+
+
+def test_files_folders_and_patterns_in_their_order(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    for name in ("b.png", "a.png", "deep/er/c.png", "deep/notes.txt", "[odd].png"):
+        Path(name).parent.mkdir(parents=True, exist_ok=True)
+        Path(name).write_bytes(picture())
+    found = find_sources(["b.png", "deep", "?.png", str(tmp_path / "**" / "c.png"), "[odd].png"])
+    paths = ["b.png", "deep/er/c.png", "a.png", "b.png", str(tmp_path / "deep/er/c.png"), "[odd].png"]
+    assert found.total == len(paths)
+    assert [source.path for source in found.images] == paths
+    with pytest.raises(DataError, match=r"no such file or folder: \*\.gif"):
+        find_sources(["*.gif"])
+
+
+def test_a_name_that_is_not_text_still_has_a_row(tmp_path: Path) -> None:
+    path = tmp_path / b"caf\xe9.png".decode(errors="surrogateescape")
+    path.write_bytes(picture())
+    (source,) = find_sources([tmp_path]).images
+    assert source.path.endswith("caf\\udce9.png") and read(source) == picture()
+
+
+@pytest.mark.parametrize("name", ["x.zip", "x.tar", "x.tar.gz", "x.tgz", "x.tar.bz2", "x.tar.xz"])
+def test_archives_of_every_kind(tmp_path: Path, name: str) -> None:
+    members = {
+        "b/2.png": picture(2),
+        "./1.PNG": picture(1),
+        "notes.txt": b"",
+        ".hidden.png": b"",
+        "__MACOSX/1.png": b"",
+    }
+    path = tmp_path / name
+    if name == "x.zip":
+        write_zip(path, members)
+    else:
+        write_tar(path, members, {"tar": "w", "tgz": "w:gz"}.get(name.partition(".")[2], f"w:{path.suffix[1:]}"))
+    assert outcomes(path) == {f"{path}/b/2.png": picture(2), f"{path}/1.PNG": picture(1)}
+    assert find_sources([path]).total == (2 if name == "x.zip" else None)
+    assert sorted(tmp_path.iterdir()) == [path], "nothing is unpacked"
+
+
+def test_a_member_whose_path_leaves_the_archive_is_refused_alone(tmp_path: Path) -> None:
+    members = {"../up.png": picture(), "/etc/root.png": picture(), "a/..\\..\\b.png": picture(), "good.png": picture()}
+    for path in (write_zip(tmp_path / "x.zip", members), write_tar(tmp_path / "x.tar", members)):
+        *bad, good = outcomes(path).values()
+        assert good == picture()
+        assert bad == ["cannot be read: its path leaves the archive"] * 3
+
+
+def test_links_and_devices_in_a_tar_are_never_followed(tmp_path: Path) -> None:
+    with tarfile.open(tmp_path / "x.tar", "w") as archive:
+        for kind in (tarfile.SYMTYPE, tarfile.LNKTYPE, tarfile.CHRTYPE, tarfile.FIFOTYPE):
+            info = tarfile.TarInfo(f"{kind!r}.png")
+            info.type, info.linkname = kind, "/etc/passwd"
+            archive.addfile(info)
+    assert set(outcomes(tmp_path / "x.tar").values()) == {"cannot be read: a link or a device, not a file"}
+
+
+def peak_of(words: list[Path]) -> int:
+    tracemalloc.start()
+    try:
+        outcomes(*words)
+        return tracemalloc.get_traced_memory()[1]
+    finally:
+        tracemalloc.stop()
+
+
+def test_a_zip_bomb_is_a_row_and_costs_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(archives, "MAX_BYTES", 1 << 20)
+    path = tmp_path / "bomb.zip"
+    with zipfile.ZipFile(path, "w", zipfile.ZIP_DEFLATED) as archive:
+        with archive.open("zeros.png", "w") as stream:
+            for _ in range(40):
+                stream.write(bytes(1 << 20))
+        archive.writestr("good.png", picture())
+    assert path.stat().st_size < 1 << 20
+    assert list(outcomes(path).values()) == ["cannot be read: 41,943,040 bytes are more than 1,048,576", picture()]
+    assert peak_of([path]) < 4 << 20
+
+
+def test_a_zip_bomb_that_lies_about_its_size(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(archives, "MAX_BYTES", 1 << 20)
+    path = write_zip(tmp_path / "liar.zip", {"zeros.png": bytes(50 << 20)})
+    honest = (50 << 20).to_bytes(4, "little")
+    path.write_bytes(path.read_bytes().replace(honest, (1000).to_bytes(4, "little")))
+    (reason,) = outcomes(path).values()
+    assert "cannot be read: Bad CRC-32" in str(reason)
+    assert peak_of([path]) < 4 << 20
+
+
+def test_a_zip_member_in_a_method_that_unpacks_without_limit(tmp_path: Path) -> None:
+    with zipfile.ZipFile(tmp_path / "x.zip", "w", zipfile.ZIP_BZIP2) as archive:
+        archive.writestr("zeros.png", bytes(50 << 20))
+    assert list(outcomes(tmp_path / "x.zip").values()) == ["cannot be read: compression method 12 is not supported"]
+
+
+@pytest.mark.parametrize("kind", [tarfile.REGTYPE, tarfile.GNUTYPE_LONGNAME, tarfile.XHDTYPE])
+def test_a_tar_bomb_ends_in_a_row(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, kind: bytes) -> None:
+    """Also where the size is that of a header, which Python's tarfile reads in one piece."""
+    monkeypatch.setattr(archives, "MAX_BYTES", 1 << 20)
+    path, size = tmp_path / "bomb.tar.gz", 60 << 20
+    info = tarfile.TarInfo("zeros.png")
+    info.type, info.size = kind, size
+    good = tarfile.TarInfo("good.png")
+    good.size = len(picture())
+    with gzip.open(path, "wb", compresslevel=9) as stream:
+        stream.write(good.tobuf() + picture() + bytes(-len(picture()) % tarfile.BLOCKSIZE) + info.tobuf())
+        for _ in range(size >> 20):
+            stream.write(bytes(1 << 20))
+    found = outcomes(path)
+    assert found[f"{path}/good.png"] == picture()
+    assert "it unpacks to more than 200 times its size" in str(found[str(path)])
+    assert peak_of([path]) < 4 << 20
+
+
+@pytest.mark.parametrize("name", ["x.tar", "x.tar.gz"])
+def test_a_tar_that_is_cut_off_says_so_after_its_good_rows(tmp_path: Path, name: str) -> None:
+    members = {f"{number}.png": picture(number) for number in range(20)}
+    path = write_tar(tmp_path / name, members, "w" if name == "x.tar" else "w:gz")
+    path.write_bytes(path.read_bytes()[: path.stat().st_size // 2])
+    *good, last = outcomes(path).items()
+    assert good and all(value == members[Path(path).name] for path, value in good if isinstance(value, bytes))
+    assert last[0] == str(path) and "nothing more can be read" in str(last[1])
+
+
+def test_a_tar_cut_between_two_members_is_not_taken_for_whole(tmp_path: Path) -> None:
+    path = write_tar(tmp_path / "x.tar", {"1.png": picture(), "2.png": picture()})
+    path.write_bytes(path.read_bytes()[:1024])
+    assert list(outcomes(path)) == [f"{path}/1.png", str(path)]
+
+
+@pytest.mark.parametrize("name", ["x.zip", "x.tar", "x.tar.gz"])
+def test_what_is_no_archive_is_refused_before_any_work(tmp_path: Path, name: str) -> None:
+    (tmp_path / name).write_bytes(b"hello" * 200)
+    with pytest.raises(DataError, match="is not a readable archive"):
+        find_sources([tmp_path / name])
+
+
+def test_archives_without_images(tmp_path: Path) -> None:
+    with pytest.raises(DataError, match="no images in"):
+        find_sources([write_zip(tmp_path / "x.zip", {"notes.txt": b""})])
+    path = write_tar(tmp_path / "x.tar", {"notes.txt": b""})
+    assert "no images in" in str(outcomes(path)[str(path)])
+
+
+def test_a_list_on_standard_input(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "a.png").write_bytes(picture())
+    lines = f"{tmp_path}/a.png\r\n\nnone.png\nhttp://127.0.0.1:1/x.png\n{tmp_path}/a.png".encode()
+    monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO(lines)))
+    sources = list(find_sources(["-"]).images)
+    first, *others, last = [source.path for source in sources]
+    assert first == last == f"{tmp_path}/a.png"
+    assert others == ["none.png", "http://127.0.0.1:1/x.png"]
+    with pytest.raises(DataError, match="no --allow-urls"):
+        sources[2].read()
+
+
+class Site(BaseHTTPRequestHandler):
+    def do_GET(self) -> None:
+        if self.path == "/there":
+            self.send_response(302)
+            self.send_header("Location", "/good.png")
+            self.end_headers()
+        elif self.path == "/file":
+            self.send_response(302)
+            self.send_header("Location", "ftp://127.0.0.1/x.png")
+            self.end_headers()
+        elif self.path in ("/good.png", "/endless.png", "/slow.png"):
+            self.send_response(200)
+            self.end_headers()
+            self.answer()
+        else:
+            self.send_error(404)
+
+    def answer(self) -> None:
+        if self.path == "/good.png":
+            self.wfile.write(picture())
+            return
+        try:
+            while True:  # until the client hangs up
+                self.wfile.write(bytes(1 << 16 if self.path == "/endless.png" else 1))
+                time.sleep(0.02)
+        except OSError:
+            pass
+
+    def log_message(self, *_: object) -> None:
+        pass
+
+
+@pytest.fixture
+def site() -> Iterator[str]:
+    with ThreadingHTTPServer(("127.0.0.1", 0), Site) as server:
+        threading.Thread(target=server.serve_forever, args=(0.05,)).start()
+        yield f"http://127.0.0.1:{server.server_port}"
+        server.shutdown()
+
+
+def test_urls_are_fetched_only_when_allowed_and_within_limits(site: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    with pytest.raises(UsageError, match="is a URL") as refused:
+        find_sources([f"{site}/good.png"])
+    assert "--allow-urls" in str(refused.value.hint)
+    monkeypatch.setattr(download, "MAX_BYTES", 200_000)
+    monkeypatch.setattr(download, "SECONDS", 0.5)
+    names = ["good.png", "there", "none.png", "file", "endless.png", "slow.png"]
+    found = outcomes(*[f"{site}/{name}" for name in names], "http://127.0.0.1:1/x.png", allow_urls=True)
+    good, redirected, *bad = found.values()
+    assert good == redirected == picture()
+    reasons = ("Not Found", "ftp", "more than 200,000 bytes", "not complete after 0.5 s", "Connection refused")
+    for reason, text in zip(reasons, bad, strict=True):
+        assert reason in str(text), text

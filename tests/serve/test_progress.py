@@ -1,0 +1,37 @@
+"""A bar on a terminal or in a notebook, a line a minute elsewhere, nothing where nothing is wanted."""
+
+import io
+
+import pytest
+from rich.console import Console
+
+from ncd_serve import progress
+from ncd_serve.progress import Progress
+
+
+@pytest.mark.parametrize("terminal", [True, False])
+def test_all_items_pass_in_order(terminal: bool) -> None:
+    shown = Progress(Console(file=io.StringIO(), force_terminal=terminal))
+    assert list(shown.track("abc", "spelling", 3)) == ["a", "b", "c"]
+
+
+def test_a_log_gets_a_line_a_minute(monkeypatch: pytest.MonkeyPatch) -> None:
+    seconds = iter([0.0, 10.0, 70.0, 80.0])
+    monkeypatch.setattr(progress.time, "monotonic", lambda: next(seconds))
+    console = Console(file=io.StringIO(), force_terminal=False)
+    assert list(Progress(console).track("abc", "spelling", 4, 1)) == ["a", "b", "c"]
+    assert console.file.getvalue() == "spelling: 75% after 1 min\n"  # type: ignore[attr-defined]
+
+
+def test_unknown_totals_are_counted(monkeypatch: pytest.MonkeyPatch) -> None:
+    seconds = iter([0.0, 70.0])
+    monkeypatch.setattr(progress.time, "monotonic", lambda: next(seconds))
+    console = Console(file=io.StringIO(), force_terminal=False)
+    list(Progress(console).track("a", "asking", None))
+    assert console.file.getvalue() == "asking: 1 after 1 min\n"  # type: ignore[attr-defined]
+
+
+def test_a_quiet_console_draws_nothing() -> None:
+    console = Console(file=io.StringIO(), force_terminal=True, quiet=True)
+    assert list(Progress(console).track("abc", "spelling", 3)) == ["a", "b", "c"]
+    assert console.file.getvalue() == ""  # type: ignore[attr-defined]

@@ -1,0 +1,34 @@
+from typing import Any
+
+import torch
+from ncd_training.config.schema import PseudoLabelConfig
+from ncd_training.model.branches import DualBranchModel
+from ncd_training.model.trunk import build_trunk
+
+
+def test_a_transformers_tail_learns_what_the_whole_block_would_learn() -> None:
+    torch.manual_seed(0)
+    tail: Any = build_trunk("vit_small", resolution=32).tail
+    tokens, slope = torch.randn(3, 5, 384), torch.randn(3, 384)
+    whole = torch.relu(tail.norm(tail.block(tokens)))
+    expected = torch.autograd.grad((whole[:, 0] * slope).sum(), list(tail.parameters()))
+    parts, embedding = tail(tokens)
+    torch.testing.assert_close(embedding, whole[:, 0])
+    torch.testing.assert_close(parts, whole[:, 1:].transpose(1, 2).reshape(3, 384, 2, 2))
+    assert not parts.requires_grad
+    torch.testing.assert_close(torch.autograd.grad((embedding * slope).sum(), list(tail.parameters())), expected)
+    tail.with_parts = False
+    none, alone = tail(tokens)
+    assert none.shape == (3, 384, 0, 0)
+    torch.testing.assert_close(alone, embedding)
+
+
+def test_only_branches_that_compare_parts_make_a_transformer_compute_them() -> None:
+    tokens = torch.randn(2, 5, 384)
+    for labels, shapes in (
+        (PseudoLabelConfig(), [(2, 384, 0, 0), (2, 384, 2, 2)]),
+        (PseudoLabelConfig(negatives="local"), [(2, 384, 2, 2), (2, 384, 2, 2)]),
+        (PseudoLabelConfig(positives="global", negatives="global"), [(2, 384, 0, 0), (2, 384, 0, 0)]),
+    ):
+        model = DualBranchModel(build_trunk("vit_small", resolution=32), known=3, novel=2, labels=labels)
+        assert [output.parts.shape for output in model(tokens)] == shapes

@@ -1,0 +1,56 @@
+"""Clusters in the known classes' geometry, on numbers worked by hand and problems with a known answer."""
+
+import numpy as np
+import torch
+import torch.nn.functional as F
+from ncd_training.objective.clustering import (
+    balanced_assignment,
+    class_whitening,
+    consensus_assignment,
+    main_directions,
+    refined_assignment,
+)
+from ncd_training.score.metrics import cluster_accuracy
+
+
+def test_whitening_by_hand() -> None:
+    # two classes around (0, 0) and (9, 9), each +-2 along x and +-1 along y: within-class variances 4 and 1
+    around = torch.tensor([[2.0, 1.0], [2.0, -1.0], [-2.0, 1.0], [-2.0, -1.0]])
+    features, labels = torch.cat([around, around + 9.0]), torch.tensor([0] * 4 + [1] * 4)
+    plain = class_whitening(features, labels, shrinkage=0.0)
+    torch.testing.assert_close(plain, torch.diag(torch.tensor([0.5, 1.0])))
+    # half way to the mean variance 2.5: variances 3.25 and 1.75
+    half = class_whitening(features, labels, shrinkage=0.5)
+    torch.testing.assert_close(half, torch.diag(torch.tensor([3.25, 1.75]).rsqrt()))
+
+
+def test_main_directions_are_unit_rows_of_the_widest_components() -> None:
+    torch.manual_seed(0)
+    features = torch.randn(200, 3) * torch.tensor([5.0, 0.01, 3.0])
+    reduced = main_directions(features, 2)
+    assert reduced.shape == (200, 2)
+    torch.testing.assert_close(reduced.norm(dim=1), torch.ones(200))
+    centred = F.normalize((features - features.mean(0))[:, [0, 2]], dim=1)
+    torch.testing.assert_close(reduced @ reduced.T, centred @ centred.T, atol=0.05, rtol=0)
+
+
+def test_a_balanced_assignment_uses_all_clusters_alike() -> None:
+    scores = torch.tensor([[0.9, 0.85], [0.9, 0.8], [0.9, 0.75], [0.9, 0.7]])  # all prefer the first
+    shares = balanced_assignment(scores, temperature=0.1)
+    torch.testing.assert_close(shares.sum(dim=1), torch.ones(4))
+    assert shares.argmax(dim=1).tolist() == [1, 1, 0, 0]
+
+
+def blobs(per_class: int = 30, classes: int = 5, dim: int = 16) -> tuple[torch.Tensor, np.ndarray]:
+    torch.manual_seed(0)
+    centres = torch.randn(classes, dim)
+    truth = np.repeat(np.arange(classes), per_class)
+    return F.normalize(centres[torch.from_numpy(truth)] + 0.3 * torch.randn(len(truth), dim), dim=1), truth
+
+
+def test_the_consensus_finds_what_is_there() -> None:
+    directions, truth = blobs()
+    shares = consensus_assignment([directions, directions], 5, temperature=0.1, starts=3, seed=0)
+    assert cluster_accuracy(shares.argmax(dim=1).numpy(), truth) == 1.0
+    again = refined_assignment(directions, shares, temperature=0.1)
+    assert torch.equal(again.argmax(dim=1), shares.argmax(dim=1))

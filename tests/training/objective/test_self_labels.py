@@ -1,0 +1,90 @@
+"""Heads that start from a clustering: in a real run, and that a resumed run makes the same targets."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import torch.nn.functional as F
+from ncd_training.base.run_dir import RunDir
+from ncd_training.config.resolve import parse_override, resolve_config
+from ncd_training.config.schema import TrainConfig
+from ncd_training.data import prepare as setup
+from ncd_training.model.branches import Branch
+from ncd_training.model.trunk import ConvTail
+from ncd_training.objective.self_labels import Space, _start_head, due
+from ncd_training.run import train as training
+from rich.console import Console
+from safetensors.torch import load_file
+
+from ncd_serve.errors import UsageError
+
+QUIET = Console(quiet=True)
+
+
+@pytest.fixture
+def config(glyphs: Path, tiny_settings: list[str]) -> TrainConfig:
+    settings = dict(parse_override(text) for text in tiny_settings[1::2])
+    more = {
+        "data.root": str(glyphs),
+        "data.cache_views": 3,
+        "optim.epochs": 4,
+        "self_labels.weight": 1.0,
+        "self_labels.views": 2,
+    }
+    return resolve_config(recipes=["glyphs"], overrides={**settings, **more})
+
+
+def test_targets_are_made_taught_and_made_again_alike_after_an_interruption(
+    config: TrainConfig, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    prepared = setup.prepare(config, QUIET)
+    whole = RunDir.create(tmp_path / "whole", prepared.config)
+    training.train(prepared, whole)
+    saved = load_file(whole.checkpoint)
+    targets = saved["objective.targets"]
+    assert targets.shape == (20, 5)
+    torch.testing.assert_close(targets.sum(dim=1), torch.ones(20))
+    assert all("self_labels" in row for row in whole.read_metrics())
+
+    train_epoch = training.train_epoch
+
+    def interrupted(state: Any, *rest: Any) -> Any:
+        if state.epoch == 3:
+            raise KeyboardInterrupt
+        return train_epoch(state, *rest)
+
+    monkeypatch.setattr(training, "train_epoch", interrupted)
+    parts = RunDir.create(tmp_path / "parts", prepared.config)
+    with pytest.raises(KeyboardInterrupt):
+        training.train(prepared, parts)
+    monkeypatch.setattr(training, "train_epoch", train_epoch)
+    training.train(prepared, parts)
+    again = load_file(parts.checkpoint)
+    assert [name for name in saved if not torch.equal(saved[name], again[name])] == []
+
+
+def test_a_new_head_measures_the_cosine_to_its_cluster_s_centre() -> None:
+    torch.manual_seed(0)
+    embedding, transform = torch.rand(40, 6), torch.rand(6, 6)
+    moved = embedding @ transform
+    space = Space(transform, moved.mean(0), F.normalize(moved - moved.mean(0), dim=1))
+    targets = F.one_hot(torch.arange(40) % 4, 4).float()
+    branch = Branch(ConvTail(), 6, known=3, novel=4)
+    _start_head(branch.linear_cluster_head, space, embedding, targets)
+    centres = F.normalize(targets.T @ space.directions, dim=1)
+    length = (moved - space.centre).norm(dim=1)
+    expected = 10.0 * (space.directions @ centres.T) * (length / length.mean()).unsqueeze(1)
+    torch.testing.assert_close(branch.cluster_head(embedding), expected, atol=1e-3, rtol=1e-3)
+
+
+def test_when_targets_are_due(config: TrainConfig) -> None:
+    assert [due(config, epoch) for epoch in range(4)] == [True, False, True, False]
+    assert not due(TrainConfig(), 0)
+
+
+def test_an_open_world_has_no_heads_of_novel_classes_alone() -> None:
+    with pytest.raises(UsageError, match="self_labels"):
+        resolve_config(recipes=["plus", "open-world"])

@@ -1,0 +1,103 @@
+"""The measured plan: what is timed is real, and the run does not notice."""
+
+from __future__ import annotations
+
+import io
+import math
+import os
+from copy import deepcopy
+from pathlib import Path
+
+import pytest
+import torch
+from ncd_training.config.resolve import parse_override, resolve_config
+from ncd_training.config.schema import TrainConfig
+from ncd_training.data import prepare as setup
+from ncd_training.data.prepare import Setup
+from ncd_training.data.views import BatchPlan
+from ncd_training.model.weights import initial_trunk
+from ncd_training.run import train as training
+from ncd_training.run.plan import Cost, cost_line, measure
+from rich.console import Console
+
+CORES = len(os.sched_getaffinity(0))
+
+
+@pytest.fixture
+def prepared(glyphs: Path, tiny_settings: list[str]) -> Setup:
+    settings = dict(parse_override(text) for text in tiny_settings[1::2])
+    config = resolve_config(recipes=["glyphs"], overrides={"data.root": str(glyphs), **settings})
+    return setup.prepare(config, Console(file=io.StringIO(), width=300))
+
+
+def with_data(prepared: Setup, **settings: object) -> Setup:
+    config: TrainConfig = prepared.config
+    data = config.data.model_copy(update=settings)
+    return Setup(config.model_copy(update={"data": data}), prepared.manifest, prepared.console)
+
+
+@pytest.mark.parametrize("processes", [1, 2])
+def test_real_steps_are_timed_and_leave_no_trace(processes: int, prepared: Setup) -> None:
+    parts, _ = initial_trunk(prepared.config, weights=None)
+    state = training.build_state(prepared, parts)
+    before = deepcopy({**state.model.state_dict(), **state.objective.state_dict()})
+    random = torch.get_rng_state()
+    plan = BatchPlan(84, 20, 16, 16, seed=0)
+    cost = measure(state, prepared, plan, processes=processes)
+    assert min(cost.load, cost.trunk, cost.branches) > 0
+    assert cost.views == 2 * 32 // processes
+    assert 50e6 < cost.memory < 100e9
+    assert torch.equal(random, torch.get_rng_state())
+    after = {**state.model.state_dict(), **state.objective.state_dict()}
+    assert [name for name in before if not torch.equal(before[name], after[name])] == []
+    assert not state.optimizer.state_dict()["state"]
+
+
+def test_seconds_by_hand(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch, "get_num_threads", lambda: CORES)
+    cost = Cost(views=10, load=8.0, trunk=2.0, branches=1.0, memory=0)
+    assert cost.step_seconds(workers=0, cached=False) == 11
+    assert cost.step_seconds(workers=0, cached=True) == 1
+    # One loader is slower than all that the cores have to do beside it.
+    assert cost.step_seconds(workers=1, cached=False) == pytest.approx(max(8.0, 3.0 + 8.0 / CORES))
+    # Loaders and computation share the cores.
+    assert cost.step_seconds(workers=8, cached=False) == pytest.approx(3.0 + 8.0 / CORES)
+    assert cost.cache_seconds(30, workers=0) == 30
+
+
+def test_the_line_says_what_is_counted(prepared: Setup) -> None:
+    cost = Cost(views=64, load=0.5, trunk=0.25, branches=0.25, memory=1_240_000_000)
+    line = cost_line(prepared, cost, steps=5)
+    stages = "1 epoch of rotations and 1 epoch of supervised training"
+    assert line == f"about 10 s (1 s a step, 5 steps an epoch), not counting {stages}; 1.2 GB of memory"
+    # 104 images x 8 views / 64 x 0.75 s.
+    line = cost_line(with_data(prepared, cache_views=8), cost, steps=5)
+    assert "(0.25 s a step, 5 steps an epoch, 10 s to cache views)" in line
+    assert line.startswith("about 12 s")
+
+
+def test_a_dry_run_answers_and_leaves_nothing(
+    ncd: object, glyphs: Path, tiny_settings: list[str], tmp_path: Path
+) -> None:
+    done = ncd("train", "--dataset", "glyphs", "--data-root", glyphs, "--dry-run", *tiny_settings, cwd=tmp_path)  # type: ignore[operator]
+    assert done.returncode == 0, done.stderr
+    for words in ("84 labelled images of 21 known classes", "2 epochs of 5 steps", "about", "GB of memory"):
+        assert words in done.stdout.replace("\n", " ")
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_patience_ends_with_the_first_slow_step(prepared: Setup) -> None:
+    parts, _ = initial_trunk(prepared.config, weights=None)
+    state = training.build_state(prepared, parts)
+    asked = []
+
+    class Counting(BatchPlan):
+        def __iter__(self):  # type: ignore[no-untyped-def]
+            for requests in super().__iter__():
+                asked.append(requests)
+                yield requests
+
+    measure(state, prepared, Counting(84, 20, 16, 16, seed=0), patience=0)
+    assert len(asked) == 1
+    measure(state, prepared, Counting(84, 20, 16, 16, seed=0), patience=math.inf)
+    assert len(asked) == 3

@@ -1,0 +1,149 @@
+"""From recipes, a TOML file, flags and `--set section.key=value` to one configuration; later ones win."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Sequence
+from copy import deepcopy
+from importlib.resources import files
+from pathlib import Path
+from typing import Any, NamedTuple, get_args
+
+from pydantic import ValidationError
+
+from ncd_serve.errors import DataError, UsageError, did_you_mean
+from ncd_training.config.schema import MethodConfig, TrainConfig
+
+if sys.version_info >= (3, 11):
+    import tomllib
+else:
+    import tomli as tomllib
+
+_PAPER = "paper"  # a dataset's own recipe holds the paper's settings: asking for them adds nothing
+
+
+class Layer(NamedTuple):
+    """Settings from one place."""
+
+    origin: str
+    settings: dict[str, Any]
+
+
+def resolve_config(
+    *, recipes: Sequence[str] = (), config_file: Path | None = None, overrides: dict[str, Any] | None = None
+) -> TrainConfig:
+    """Recipes, then file, then overrides (`{"optim.epochs": 10}`); whatever is unknown or wrong is a UsageError."""
+    return merged(config_layers(recipes=recipes, config_file=config_file, overrides=overrides))
+
+
+def config_layers(
+    *, recipes: Sequence[str] = (), config_file: Path | None = None, overrides: dict[str, Any] | None = None
+) -> list[Layer]:
+    """The places that settings come from, weakest first. `dtc-quick` refines `quick` after `dtc`, where it exists."""
+    layers, before = [], list[str]()
+    for name in recipes:
+        if name != _PAPER:
+            refined = [f"{earlier}-{name}" for earlier in before if f"{earlier}-{name}" in recipe_names()]
+            layers += [Layer(f"recipe {part}", tomllib.loads(recipe_text(part))) for part in (name, *refined)]
+            before.append(name)
+    if config_file is not None:
+        layers.append(Layer(str(config_file), _read_toml(config_file)))
+    for key, value in (overrides or {}).items():
+        section, _, name = key.partition(".")
+        layers.append(Layer("command line", {section: {name: value}} if name else {section: value}))
+    return layers
+
+
+def merged(layers: Sequence[Layer]) -> TrainConfig:
+    """The configuration that the layers make."""
+    tree: dict[str, Any] = {}
+    for layer in layers:
+        _merge(tree, deepcopy(layer.settings))
+    try:
+        return TrainConfig.model_validate(tree)
+    except ValidationError as error:
+        raise _explained(error) from None
+
+
+def origins(layers: Sequence[Layer]) -> dict[str, str]:
+    """Where each setting that is not a default came from, by `section.key`."""
+    found: dict[str, str] = {}
+    for layer in layers:
+        for section, values in layer.settings.items():
+            found |= {f"{section}.{key}": layer.origin for key in values}
+    return found
+
+
+def recipe_names() -> list[str]:
+    """The recipes that ship with the package."""
+    return sorted(entry.name.removesuffix(".toml") for entry in _recipes().iterdir() if entry.name.endswith(".toml"))
+
+
+def recipe_text(name: str) -> str:
+    """A recipe as it is written, comments included."""
+    if name not in recipe_names():
+        raise UsageError(f"unknown recipe '{name}'", hint=did_you_mean(name, recipe_names()))
+    text: str = (_recipes() / f"{name}.toml").read_text(encoding="utf-8")
+    return text
+
+
+def method_recipes(method: str) -> list[str]:
+    """What `--method` adds to a dataset's recipe; the paper's own method needs nothing."""
+    names = get_args(MethodConfig.model_fields["name"].annotation)
+    if method not in names:
+        raise UsageError(f"unknown method '{method}'", hint=did_you_mean(method, names))
+    return [] if method == MethodConfig().name else [method]
+
+
+def recipe_for(dataset: str) -> str | None:
+    """The recipe of a dataset: its own, or its family's (`imagenet` for `imagenet-a`)."""
+    fitting = [name for name in recipe_names() if dataset == name or dataset.startswith(f"{name}-")]
+    return max(fitting, key=len, default=None)
+
+
+def parse_override(text: str) -> tuple[str, Any]:
+    """`section.key=value` with the value as TOML (a bare word is a string)."""
+    key, separator, value = text.partition("=")
+    if not separator or "." not in key:
+        raise UsageError(f"cannot read --set {text}", hint="write --set section.key=value, e.g. --set optim.epochs=10")
+    try:
+        return key, tomllib.loads(f"value = {value}")["value"]
+    except tomllib.TOMLDecodeError:
+        return key, value
+
+
+def _recipes() -> Any:
+    return files("ncd_training.config") / "recipes"
+
+
+def _read_toml(path: Path) -> dict[str, Any]:
+    try:
+        return tomllib.loads(path.read_text(encoding="utf-8"))
+    except OSError as error:
+        raise DataError(f"cannot read {path}: {error.strerror}", hint="check the path") from None
+    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+        raise UsageError(f"{path} is not TOML: {error}", hint="mend the file at that line") from None
+
+
+def _merge(tree: dict[str, Any], update: dict[str, Any]) -> None:
+    for key, value in update.items():
+        if isinstance(value, dict) and isinstance(tree.get(key), dict):
+            _merge(tree[key], value)
+        else:
+            tree[key] = value
+
+
+def _explained(error: ValidationError) -> UsageError:
+    first = error.errors()[0]
+    key = ".".join(map(str, first["loc"][:2]))  # what follows is about a value's own parts
+    if not key:
+        return UsageError(
+            first["msg"].removeprefix("Value error, "), hint="ncd-serve config show tells where they are set"
+        )
+    if first["type"] != "extra_forbidden":
+        return UsageError(f"config {key}: {first['msg']}", hint=f"it was {first.get('input')!r}")
+    *parents, unknown = (str(part) for part in first["loc"])
+    fields: Any = TrainConfig.model_fields
+    for parent in parents:
+        fields = fields[parent].annotation.model_fields
+    return UsageError(f"unknown config key '{key}'", hint=did_you_mean(unknown, fields))

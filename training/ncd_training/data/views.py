@@ -1,0 +1,168 @@
+"""Augmented views of the training images, and the batches that they are loaded in."""
+
+from __future__ import annotations
+
+import json
+import math
+import os
+from collections.abc import Iterator, Sequence
+from copy import copy
+from dataclasses import dataclass
+from hashlib import sha256
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import numpy as np
+import torch
+from torch import Tensor
+from torch.utils.data import DataLoader, Dataset, Sampler
+
+from ncd_serve.preprocess import open_image
+from ncd_training.data.augment import build_augmentation, smallest_part
+from ncd_training.base.randomness import Purpose, seed_for
+from ncd_training.base.distributed import Ranks
+
+if TYPE_CHECKING:
+    from numpy.typing import NDArray
+    from PIL.Image import Image
+    from typing_extensions import Self
+
+    from ncd_training.config.schema import DataConfig
+
+
+
+@dataclass(frozen=True)
+class ViewRequest:
+    """One image, and one seed for each view wanted of it."""
+
+    index: int
+    seeds: tuple[int, ...]
+
+
+class Views(Dataset[list[Tensor]]):
+    """Base class of datasets of views, asked by `ViewRequest`."""
+
+    whole_batches = False  # True: `__getitems__` returns a batch, one tensor for each view; no processes are needed
+
+    def only(self, rows: NDArray[np.int64]) -> Self:
+        """The same views of some of the images, counted from 0."""
+        raise NotImplementedError
+
+
+class FileViews(Views):
+    """Views decoded from files: uint8 [3, H, W] each."""
+
+    def __init__(self, paths: Sequence[Path], data: DataConfig) -> None:
+        self._paths = paths
+        self._augment = build_augmentation(data.augmentation, data.resolution)
+        # A view that shows half of the area needs a shorter side that is longer than the view's by sqrt(2).
+        self._at_least = math.ceil(data.resolution / math.sqrt(smallest_part(data.augmentation)))
+
+    def only(self, rows: NDArray[np.int64]) -> Self:
+        """The same views of some of the images, counted from 0."""
+        chosen = copy(self)
+        chosen._paths = [self._paths[row] for row in rows]
+        return chosen
+
+    def __getitem__(self, request: ViewRequest) -> list[Tensor]:
+        """The requested views of one image."""
+        image = open_image(self._paths[request.index], at_least=self._at_least)
+        return [self._view(image, seed) for seed in request.seeds]
+
+    def _view(self, image: Image, seed: int) -> Tensor:
+        # Nothing else draws from the default generator, so it can be set without being restored.
+        torch.default_generator.manual_seed(seed)
+        return self._augment(image)
+
+
+
+
+@dataclass
+class BatchPlan(Sampler[list[ViewRequest]]):
+    """Which images, and which views of them, make up each batch of an epoch.
+
+    An epoch is one pass over the labelled images; the unlabelled ones are cycled beside them. Where batches have no
+    labelled images, it is one pass over the unlabelled ones.
+    """
+
+    labelled: int
+    unlabelled: int
+    labelled_batch: int
+    unlabelled_batch: int
+    seed: int
+    views: int = 2
+    epoch: int = 0
+
+    def __len__(self) -> int:
+        """Batches in an epoch; images left over at its end wait for the next order."""
+        if not self.labelled_batch:
+            return max(1, self.unlabelled // self.unlabelled_batch)
+        return max(1, self.labelled // self.labelled_batch)
+
+    def __iter__(self) -> Iterator[list[ViewRequest]]:
+        """The batches of the current epoch."""
+        rng = np.random.default_rng([self.seed, Purpose.ORDER, self.epoch])
+        known = _cycle(rng, self.labelled, len(self) * self.labelled_batch)
+        novel = _cycle(rng, self.unlabelled, len(self) * self.unlabelled_batch) + self.labelled
+        for step in range(len(self)):
+            indices = np.concatenate([_part(known, step, len(self)), _part(novel, step, len(self))])
+            yield [self._request(int(index)) for index in indices]
+
+    def _request(self, index: int) -> ViewRequest:
+        parts = (self.seed, Purpose.VIEW, self.epoch, index)
+        return ViewRequest(index, tuple(seed_for(*parts, view) for view in range(self.views)))
+
+
+@dataclass(frozen=True)
+class Share(Sampler[list[ViewRequest]]):
+    """The part of each batch that one of several training processes loads."""
+
+    plan: BatchPlan
+    ranks: Ranks
+
+    def __len__(self) -> int:
+        """Batches in an epoch."""
+        return len(self.plan)
+
+    def __iter__(self) -> Iterator[list[ViewRequest]]:
+        """This process's part of each batch of the current epoch."""
+        return map(self.ranks.share, self.plan)
+
+
+def batches(
+    views: Views,
+    plan: BatchPlan | list[list[ViewRequest]],
+    *,
+    workers: int,
+    ranks: Ranks | None = None,
+) -> DataLoader[list[Tensor]]:
+    """The loader of an epoch after another (set `plan.epoch` before each), or of a given list of batches."""
+    sampler = Share(plan, ranks) if ranks is not None and isinstance(plan, BatchPlan) else plan
+    if views.whole_batches:
+        return DataLoader(views, batch_sampler=sampler, collate_fn=lambda stacked: stacked)
+    return DataLoader(views, batch_sampler=sampler, num_workers=workers, persistent_workers=workers > 0)
+
+
+
+
+
+
+
+
+
+
+
+
+
+
+
+
+def _cycle(rng: np.random.Generator, images: int, wanted: int) -> NDArray[np.int64]:
+    """`wanted` image numbers: shuffled passes over all of them, one after another."""
+    passes = [rng.permutation(images) for _ in range(math.ceil(wanted / images) if wanted else 1)]
+    return np.concatenate(passes)[:wanted]
+
+
+def _part(indices: NDArray[np.int64], step: int, steps: int) -> NDArray[np.int64]:
+    size = len(indices) // steps
+    return indices[step * size : (step + 1) * size]

@@ -1,0 +1,208 @@
+"""The model: a frozen trunk, and branches that each hold a copy of the last stage and two heads."""
+
+from __future__ import annotations
+
+from copy import deepcopy
+from typing import TYPE_CHECKING, Generic, NamedTuple, TypeVar
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from ncd_training.config.schema import CompatConfig, HeadForm, HeadKind, ModelConfig, PseudoLabelConfig
+from ncd_training.model.trunk import Tail, TrunkParts
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from ncd_training.model.onnx import OnnxTrunk
+
+
+# Maps of convolutions have four dimensions, tokens of transformers three.
+_FORMATS = {3: torch.contiguous_format, 4: torch.channels_last}
+_FEW = 4
+
+
+class BranchOutput(NamedTuple):
+    """One branch's view of a batch."""
+
+    parts: Tensor  # [B, d, h, w]
+    embedding: Tensor  # [B, d]
+    known_logits: Tensor  # [B, C_known], with a joint or open-world head [B, C_known + C_novel]
+    cluster_logits: Tensor  # [B, C_novel], with an open-world head the same as known_logits
+
+
+class Branch(nn.Module):
+    """Projection and pooling (the tail), a known head and a cluster head; one head for both in an open world."""
+
+    def __init__(
+        self,
+        tail: Tail,
+        dim: int,
+        *,
+        known: int,
+        novel: int,
+        heads: HeadKind = "separate",
+        form: HeadForm = "linear",
+    ) -> None:
+        super().__init__()
+        self.tail, self.known = tail, known
+        build = CosineHead if form == "cosine" else nn.Linear
+        known_width = known + novel if heads == "joint" else known
+        self.known_head = None if heads == "open_world" else build(dim, known_width)
+        clusters = known + novel if heads == "open_world" else novel
+        self.cluster_head = CentreHead(dim, clusters) if form == "centres" else build(dim, clusters)
+        self.lower_novel_biases()
+
+    @property
+    def labelled_head(self) -> nn.Linear:
+        """The head that is taught the known classes."""
+        return self.known_head or self.linear_cluster_head
+
+    @property
+    def linear_cluster_head(self) -> nn.Linear:
+        """The cluster head, where its weights are directions of the embedding."""
+        assert isinstance(self.cluster_head, nn.Linear)
+        return self.cluster_head
+
+    def forward(self, maps: Tensor, head_input: Tensor | None = None) -> BranchOutput:
+        """Trunk maps to parts, embedding and both heads' logits. `head_input` [B, d]: what the heads read instead."""
+        parts, embedding = self.tail(maps)
+        features = embedding if head_input is None else head_input
+        cluster_logits = self.cluster_head(features)
+        known_logits = cluster_logits if self.known_head is None else self.known_head(features)
+        return BranchOutput(parts, embedding, known_logits, cluster_logits)
+
+    def class_weights(self, output: BranchOutput, labels: Tensor) -> Tensor:
+        """Head weights [B, d] of each image's class: the labelled ones' own, the others' likeliest cluster."""
+        clusters = output.cluster_logits[len(labels) :].argmax(dim=1)
+        return torch.cat([self.labelled_head.weight[labels], self.linear_cluster_head.weight[clusters]])
+
+    @torch.no_grad()
+    def lower_novel_biases(self) -> None:
+        """A joint head starts without a preference for novel classes: their biases are the lowest known one less 1."""
+        bias = None if self.known_head is None else self.known_head.bias
+        if bias is not None:
+            bias[self.known :] = bias[: self.known].min() - 1.0
+
+
+class Trunk(nn.Module):
+    """Normalisation and the frozen stages. Stays in eval mode, so its output for an image never changes."""
+
+    mean: Tensor
+    std: Tensor
+
+    def __init__(self, parts: TrunkParts, *, batch_norm_drifts: bool = False) -> None:
+        super().__init__()
+        self._batch_norm_drifts = batch_norm_drifts
+        self.in_onnx: OnnxTrunk | None = None  # what computes the maps on a CPU, if not torch
+        self.stages = parts.frozen.requires_grad_(False)
+        self.register_buffer("mean", torch.tensor(parts.mean).view(1, 3, 1, 1) * 255.0)
+        self.register_buffer("std", torch.tensor(parts.std).view(1, 3, 1, 1) * 255.0)
+        self.eval()
+
+    def train(self, mode: bool = True) -> Trunk:
+        """Ignore `mode`: a frozen trunk whose batch norm drifts is not frozen (the released code's is, see compat)."""
+        return super().train(mode and self._batch_norm_drifts)
+
+    def forward(self, images: Tensor) -> Tensor:
+        """uint8 images [B, 3, H, W] to maps."""
+        return self.stages((images.float() - self.mean) / self.std)
+
+    @torch.no_grad()
+    def maps(self, images: Tensor) -> Tensor:
+        """The same without gradient; on a CPU a few images at a time, whose maps stay in its cache."""
+        if images.is_cuda or self.training:
+            return self(images)
+        if self.in_onnx is not None:
+            return self.in_onnx.maps(self, images, at_once=_FEW)
+        return torch.cat([self(few) for few in images.split(_FEW)])
+
+
+class DualBranchModel(nn.Module):
+    """The trunk and its branches. The first branch is the one that is exported and served."""
+
+    def __init__(
+        self,
+        parts: TrunkParts,
+        *,
+        known: int,
+        novel: int,
+        model: ModelConfig | None = None,
+        labels: PseudoLabelConfig | None = None,
+        compat: CompatConfig | None = None,
+    ) -> None:
+        super().__init__()
+        model, labels, compat = model or ModelConfig(), labels or PseudoLabelConfig(), compat or CompatConfig()
+        self.dim = parts.dim
+        self.tells_known_from_novel = model.heads != "separate"
+        self.first_feeds_heads = compat.local_head_input == "global"
+        self.trunk = Trunk(parts, batch_norm_drifts=compat.trunk_batch_norm == "train")
+        self.branches: Modules[Branch] = Modules(
+            Branch(deepcopy(parts.tail), parts.dim, known=known, novel=novel, heads=model.heads, form=model.head_form)
+            for _ in model.branch_kinds
+        )
+        for branch, kind in zip(self.branches, model.branch_kinds, strict=True):
+            branch.tail.with_parts = "local" in labels.sources(kind)
+
+    @property
+    def device(self) -> torch.device:
+        """Device that the model is on."""
+        return self.trunk.mean.device
+
+    def placed(self, inputs: Tensor) -> Tensor:
+        """Inputs on the model's device, in the memory format that convolutions like best."""
+        return inputs.to(self.device).contiguous(memory_format=_FORMATS[inputs.dim()])
+
+    def to_maps(self, inputs: Tensor) -> Tensor:
+        """Images (uint8) through the frozen trunk; cached trunk maps as they are."""
+        return self.placed(self.trunk.maps(inputs)) if inputs.dtype == torch.uint8 else inputs
+
+    def forward(self, maps: Tensor) -> list[BranchOutput]:
+        """Trunk maps to one output for each branch."""
+        first = self.branches[0](maps)
+        head_input = first.embedding if self.first_feeds_heads else None
+        return [first, *(branch(maps, head_input) for branch in list(self.branches)[1:])]
+
+
+class CosineHead(nn.Linear):
+    """Compares directions: logits are 10 times the cosine of embedding and class weights (ORCA's regulariser)."""
+
+    SCALE = 10.0
+
+    def __init__(self, dim: int, classes: int) -> None:
+        super().__init__(dim, classes, bias=False)
+
+    def forward(self, embedding: Tensor) -> Tensor:
+        """Embedding [B, d] to logits [B, classes]."""
+        return self.SCALE * F.linear(F.normalize(embedding, dim=1), F.normalize(self.weight, dim=1))
+
+
+class CentreHead(nn.Module):
+    """Compares with centres in a space of as many dimensions as there are clusters (DTC).
+
+    The softmax of its logits is Student's t with one degree of freedom: q_k is in proportion to 1 / (1 + |z - mu_k|^2).
+    """
+
+    def __init__(self, dim: int, clusters: int) -> None:
+        super().__init__()
+        self.project = nn.Linear(dim, clusters)
+        self.centres = nn.Parameter(torch.randn(clusters, clusters))
+
+    def forward(self, embedding: Tensor) -> Tensor:
+        """Embedding [B, d] to logits [B, clusters]."""
+        offsets = self.project(embedding).unsqueeze(1) - self.centres
+        return -torch.log1p(offsets.square().sum(dim=2))
+
+
+M = TypeVar("M", bound=nn.Module)
+
+
+class Modules(nn.ModuleList, Generic[M]):
+    """nn.ModuleList, typed: torch's own forgets the class of its members."""
+
+    if TYPE_CHECKING:
+
+        def __iter__(self) -> Iterator[M]: ...  # noqa: D105
+
+        def __getitem__(self, index: int) -> M: ...  # type: ignore[override]  # noqa: D105

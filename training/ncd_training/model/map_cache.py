@@ -1,0 +1,130 @@
+"""Trunk maps of augmented views, computed once and read from a memory-mapped file."""
+
+from __future__ import annotations
+
+import json
+import math
+import os
+from collections.abc import Sequence
+from copy import copy
+from hashlib import sha256
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import numpy as np
+import torch
+from torch import Tensor
+from torch.utils.data import DataLoader
+
+from ncd_training.base.distributed import Ranks
+from ncd_training.base.randomness import Purpose, seed_for
+from ncd_training.data.views import FileViews, ViewRequest, Views
+from ncd_training.model.onnx import weights_digest
+
+if TYPE_CHECKING:
+    from numpy.typing import NDArray
+    from typing_extensions import Self
+
+    from ncd_serve.progress import Track
+    from ncd_training.config.schema import DataConfig
+    from ncd_training.model.branches import Trunk
+
+_CACHE_BATCH = 16
+
+
+class CachedViews(Views):
+    """Views whose trunk maps were computed beforehand: float16 [images, K, ...] in a memory-mapped file."""
+
+    whole_batches = True
+
+    def __init__(self, path: Path) -> None:
+        self._maps: NDArray[np.float16] = np.load(path, mmap_mode="r")
+        self._rows = np.arange(len(self._maps))
+
+    def only(self, rows: NDArray[np.int64]) -> Self:
+        """The same views of some of the images, counted from 0."""
+        chosen = copy(self)
+        chosen._rows = self._rows[rows]
+        return chosen
+
+    def __getitems__(self, requests: list[ViewRequest]) -> list[Tensor]:
+        """The requested views of a batch, one tensor for each view; two views of an image are never the same one."""
+        rows = self._rows[[request.index for request in requests]]
+        choices = np.array([self._choose(request.seeds) for request in requests])
+        return [torch.from_numpy(self._maps[rows, column]).float() for column in choices.T]
+
+    def _choose(self, seeds: tuple[int, ...]) -> NDArray[np.int64]:
+        return np.random.default_rng(seeds[0]).permutation(self._maps.shape[1])[: len(seeds)]
+
+
+def cache_views(
+    trunk: Trunk, paths: Sequence[Path], data: DataConfig, *, folder: Path, track: Track, ranks: Ranks | None = None
+) -> CachedViews:
+    """Compute the trunk's maps of `data.cache_views` views of every image, unless the same were computed before.
+
+    Which views these are does not depend on a run's seed, so that runs with several seeds can share them. Of several
+    training processes, those of a machine compute its file together.
+    """
+    ranks = ranks or Ranks()
+    target = ranks.own_folder(folder) / f"views-{_fingerprint(trunk, paths, data)}.npy"
+    with ranks.one_file(target) as unfinished:
+        if unfinished is not None:
+            requests = [ViewRequest(index, _cache_seeds(index, data.cache_views)) for index in range(len(paths))]
+            views = FileViews(paths, data)
+            _write_maps(trunk, views, requests, unfinished, workers=data.workers, track=track, ranks=ranks)
+    return CachedViews(target)
+
+
+def cache_bytes(trunk: Trunk, images: int, data: DataConfig) -> int:
+    """How large the cache will be."""
+    return images * data.cache_views * view_bytes(trunk, data.resolution)
+
+
+def view_bytes(trunk: Trunk, resolution: int) -> int:
+    """How large a cached view is, in float16."""
+    return math.prod(_map_shape(trunk, resolution)) * 2
+
+
+@torch.no_grad()
+def _write_maps(
+    trunk: Trunk,
+    views: FileViews,
+    requests: list[ViewRequest],
+    target: Path,
+    *,
+    workers: int,
+    track: Track,
+    ranks: Ranks,
+) -> None:
+    """This process's part of the file. Whole batches: what else is in its batch may change a map's last bits."""
+    device = trunk.mean.device
+    shape = (len(requests), len(requests[0].seeds), *_map_shape(trunk, views[requests[0]][0].shape[-1]))
+    groups = [requests[start : start + _CACHE_BATCH] for start in range(0, len(requests), _CACHE_BATCH)]
+    start, mine = ranks.local_part(groups)
+    with target.open("r+b") as stream:
+        np.lib.format.write_array_header_2_0(stream, {"descr": "<f2", "fortran_order": False, "shape": shape})
+        stream.seek(start * _CACHE_BATCH * math.prod(shape[1:]) * 2, os.SEEK_CUR)
+        loader = DataLoader(views, batch_sampler=mine, num_workers=workers)
+        for stacked in track(loader, "caching trunk views", len(loader)):
+            images = torch.stack(stacked, dim=1)
+            maps = trunk.maps(images.flatten(0, 1).to(device, memory_format=torch.channels_last)).half().cpu()
+            stream.write(maps.contiguous().numpy().tobytes())
+
+
+@torch.no_grad()
+def _map_shape(trunk: Trunk, resolution: int) -> tuple[int, ...]:
+    blank = torch.zeros(1, 3, resolution, resolution, dtype=torch.uint8, device=trunk.mean.device)
+    return tuple(trunk(blank).shape[1:])
+
+
+def _fingerprint(trunk: Trunk, paths: Sequence[Path], data: DataConfig) -> str:
+    settings = data.augmentation, data.resolution, data.cache_views, trunk.in_onnx is not None, weights_digest(trunk)
+    digest = sha256(json.dumps(settings).encode())
+    for path in paths:
+        stat = path.stat()
+        digest.update(f"{path.resolve()}|{stat.st_size}|{stat.st_mtime_ns}\n".encode())
+    return digest.hexdigest()[:20]
+
+
+def _cache_seeds(index: int, views: int) -> tuple[int, ...]:
+    return tuple(seed_for(Purpose.CACHED_VIEW, index, view) for view in range(views))

@@ -1,0 +1,170 @@
+"""The networks: each one cut into a frozen trunk and a tail, the last stage, which every branch gets a copy of.
+
+Adding one is one small function with a line in `TRUNKS`.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from ncd_serve.errors import UsageError, did_you_mean
+from ncd_training.base.vision import timm, torchvision
+from ncd_training.model.small_resnet import CifarResNet, SmallResNet
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+IMAGENET_MEAN, IMAGENET_STD = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)
+
+
+class TailOutput(NamedTuple):
+    """What a tail makes of a batch: `parts` [B, d, h, w] and the pooled `embedding` [B, d].
+
+    Gradients flow through the embedding; parts are compared, which needs none.
+    """
+
+    parts: Tensor
+    embedding: Tensor
+
+
+@dataclass(frozen=True)
+class TrunkParts:
+    """A network cut in two, and what its images must look like.
+
+    `network` is the uncut one: the same modules under the names that weight files know them by.
+    """
+
+    network: nn.Module
+    frozen: nn.Module
+    tail: Tail
+    dim: int
+    mean: tuple[float, float, float] = IMAGENET_MEAN
+    std: tuple[float, float, float] = IMAGENET_STD
+
+
+class Tail(nn.Module):
+    """The last stage. Without `with_parts` nobody compares its parts, and it need not compute any: 0 x 0 of them."""
+
+    with_parts = True
+
+
+class ConvTail(Tail):
+    """Last stage of a convolutional network; parts are the locations of its map, the embedding is their mean."""
+
+    def __init__(self, *stages: nn.Module) -> None:
+        super().__init__()
+        self.stages = nn.Sequential(*stages)
+
+    def forward(self, maps: Tensor) -> TailOutput:
+        """Trunk maps [B, c, H, W] to parts and embedding."""
+        parts = self.stages(maps)
+        return TailOutput(parts, parts.mean(dim=(2, 3)))
+
+
+class TransformerTrunk(nn.Module):
+    """A timm vision transformer up to its last block: images to tokens [B, 1 + h*w, d]."""
+
+    def __init__(self, vit: Any) -> None:
+        super().__init__()
+        self.vit = nn.ModuleDict({"patch_embed": vit.patch_embed, "norm_pre": vit.norm_pre})
+        self.blocks = nn.Sequential(*list(vit.blocks)[:-1])
+        self.cls_token, self.pos_embed = vit.cls_token, vit.pos_embed
+
+    def forward(self, images: Tensor) -> Tensor:
+        """Images [B, 3, H, W] to tokens, the class token first."""
+        patches = self.vit["patch_embed"](images)
+        tokens = torch.cat([self.cls_token.expand(patches.shape[0], -1, -1), patches], dim=1) + self.pos_embed
+        return self.blocks(self.vit["norm_pre"](tokens))
+
+
+class TransformerTail(Tail):
+    """Last block of a vision transformer: patch tokens are the parts, the class token is the embedding.
+
+    Ranking statistics compare the largest entries, so both pass a ReLU: the features must not be signed.
+    """
+
+    def __init__(self, block: Any, norm: nn.Module, grid: tuple[int, int]) -> None:
+        super().__init__()
+        self.block, self.norm, self.grid = block, norm, grid
+
+    def forward(self, tokens: Tensor) -> TailOutput:
+        """Tokens [B, 1 + h*w, d] to parts and embedding."""
+        normed = self.block.norm1(tokens)
+        keys, values = self._project(normed, slice(tokens.shape[2], None))
+        embedding = self._features(tokens[:, :1], normed[:, :1], keys, values)[:, 0]
+        if not self.with_parts:
+            return TailOutput(embedding[..., None, None][..., :0, :0], embedding)
+        # Tokens meet as keys and values alone, and no term is a function of the parts: the rest needs no gradient.
+        with torch.no_grad():
+            parts = self._features(tokens[:, 1:], normed[:, 1:], keys, values)
+        return TailOutput(parts.transpose(1, 2).unflatten(2, self.grid), embedding)
+
+    def _features(self, tokens: Tensor, normed: Tensor, keys: Tensor, values: Tensor) -> Tensor:
+        """Some of the tokens [B, n, d] after the block, in which they look at all."""
+        block, (queries,) = self.block, self._project(normed, slice(tokens.shape[2]))
+        seen = F.scaled_dot_product_attention(queries, keys, values)
+        mixed = tokens + block.ls1(block.attn.proj(seen.transpose(1, 2).flatten(2)))
+        return torch.relu(self.norm(mixed + block.ls2(block.mlp(block.norm2(mixed)))))
+
+    def _project(self, normed: Tensor, rows: slice) -> tuple[Tensor, ...]:
+        """Queries, keys or values of the tokens, [B, heads, n, d / heads] each, by their rows of the weights."""
+        attention = self.block.attn
+        projected = F.linear(normed, attention.qkv.weight[rows], attention.qkv.bias[rows])
+        return projected.unflatten(2, (-1, attention.num_heads, attention.head_dim)).permute(2, 0, 3, 1, 4).unbind()
+
+
+def _small_resnet(_resolution: int) -> TrunkParts:
+    """For images of about 32 px: trains from nothing in a minute on a CPU."""
+    net = SmallResNet()
+    return TrunkParts(net, nn.Sequential(net.stem, net.layer1, net.layer2), ConvTail(net.layer3), net.dim)
+
+
+def _cifar_resnet18(_resolution: int) -> TrunkParts:
+    net = CifarResNet()
+    frozen = nn.Sequential(net.conv1, net.bn1, net.relu, net.layer1, net.layer2, net.layer3)
+    return TrunkParts(net, frozen, ConvTail(net.layer4), 512)
+
+
+def _torchvision_resnet(name: str) -> Callable[[int], TrunkParts]:
+    def build(_resolution: int) -> TrunkParts:
+        net: Any = getattr(torchvision.models, name)(weights=None)
+        stem = (net.conv1, net.bn1, net.relu, net.maxpool)
+        frozen = nn.Sequential(*stem, net.layer1, net.layer2, net.layer3)
+        return TrunkParts(net, frozen, ConvTail(net.layer4), net.fc.in_features)
+
+    return build
+
+
+def _efficientnet_lite0(_resolution: int) -> TrunkParts:
+    net: Any = timm.create_model("tf_efficientnet_lite0", pretrained=False)
+    frozen = nn.Sequential(net.conv_stem, net.bn1, *net.blocks[:-1])
+    tail = ConvTail(net.blocks[-1], net.conv_head, net.bn2)
+    return TrunkParts(net, frozen, tail, net.num_features, mean=(0.5, 0.5, 0.5), std=(0.5, 0.5, 0.5))
+
+
+def _vit_small(resolution: int) -> TrunkParts:
+    net: Any = timm.create_model("vit_small_patch16_224", pretrained=False, img_size=resolution)
+    tail = TransformerTail(net.blocks[-1], net.norm, net.patch_embed.grid_size)
+    return TrunkParts(net, TransformerTrunk(net), tail, net.embed_dim)
+
+
+TRUNKS: dict[str, Callable[[int], TrunkParts]] = {
+    "small_resnet": _small_resnet,
+    "cifar_resnet18": _cifar_resnet18,
+    "resnet18": _torchvision_resnet("resnet18"),
+    "resnet50": _torchvision_resnet("resnet50"),
+    "efficientnet_lite0": _efficientnet_lite0,
+    "vit_small": _vit_small,
+}
+
+
+def build_trunk(name: str, *, resolution: int) -> TrunkParts:
+    """The named network with random weights, cut for images of `resolution` px."""
+    if name not in TRUNKS:
+        raise UsageError(f"unknown trunk '{name}'", hint=did_you_mean(name, TRUNKS))
+    return TRUNKS[name](resolution)

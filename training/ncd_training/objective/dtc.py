@@ -1,0 +1,123 @@
+"""Deep transfer clustering (Han, Vedaldi & Zisserman, ICCV 2019): learn what a sharpened version of itself says.
+
+The cluster head holds centres in a small space (`heads.CentreHead`). Targets are made of its own predictions, squared
+and evened out. Variants differ in what two looks at an image have to do with each other.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import torch
+import torch.nn.functional as F
+from sklearn.cluster import KMeans
+from sklearn.decomposition import PCA
+from torch import Tensor
+
+from ncd_training.config.schema import LossConfig, MethodConfig
+from ncd_training.model.branches import CentreHead
+from ncd_training.objective.kmeans import STARTS
+from ncd_training.objective.losses import consistency
+from ncd_training.objective.method import Batch, Material, Method, mean_over_views
+from ncd_training.objective.schedule import ramp_up
+
+if TYPE_CHECKING:
+    from ncd_training.model.branches import Branch, Modules
+    from ncd_training.run.state import TrainState
+
+_VIEWS = 1  # of each image, where targets are made
+
+
+class DeepTransferClustering(Method):
+    """KL divergence to the targets; `pi`, `te` and `tep` add agreement between two looks at an image."""
+
+    targets: Tensor
+    ensemble: Tensor
+    seen: Tensor
+
+    def __init__(self, config: MethodConfig, loss: LossConfig, *, images: int, clusters: int) -> None:
+        super().__init__()
+        self.config, self.loss, self.ramp = config, loss, 0.0
+        self.register_buffer("targets", torch.zeros(images, clusters))  # p
+        self.register_buffer("ensemble", torch.zeros(images, clusters))  # running mean of q, not yet bias-corrected
+        self.register_buffer("seen", torch.zeros(images))  # how often an image went into it
+
+    def before_training(self, state: TrainState, material: Material) -> None:
+        """Centres from k-means after PCA; targets from the distances to them."""
+        branch, rows = state.model.branches[0], material.unlabelled_rows
+        (features,) = mean_over_views(state, material, rows, lambda maps: [branch(maps).embedding], views=_VIEWS)
+        start_head(_head(state), features, seed=material.config.optim.seed)
+        self._make_targets(_head(state)(features.to(self.targets.device)).softmax(dim=1))
+
+    def before_epoch(self, state: TrainState, material: Material) -> None:
+        """After the warm-up, targets are made anew every few epochs."""
+        since = state.epoch - self.config.dtc_warm_up_epochs
+        self.ramp = ramp_up(self.loss, since) if since >= 0 else 0.0
+        if since < 0 or since % self.config.dtc_refresh_epochs:
+            return
+        if self.config.dtc_variant == "tep" and self.seen.all():
+            self._make_targets(self._mean_so_far())
+            return
+        branch, rows = state.model.branches[0], material.unlabelled_rows
+        (q,) = mean_over_views(
+            state, material, rows, lambda maps: [branch(maps).cluster_logits.softmax(dim=1)], views=_VIEWS
+        )
+        self._make_targets(q.to(self.targets.device))
+
+    def forward(self, batch: Batch) -> dict[str, Tensor]:
+        """The terms by name."""
+        n, rows, variant = len(batch.labels), batch.rows, self.config.dtc_variant
+        logits = batch.first[0].cluster_logits[n:]
+        terms = {"clustering": F.kl_div(logits.log_softmax(dim=1), self.targets[rows], reduction="batchmean")}
+        if variant != "baseline":
+            q = logits.softmax(dim=1)
+            other = batch.second[0].cluster_logits[n:].softmax(dim=1) if variant == "pi" else self._mean_so_far(rows, q)
+            terms["consistency"] = self.loss.consistency_weight * self.ramp * consistency(q, other)
+        return terms
+
+    @torch.no_grad()
+    def remember(self, batch: Batch, *, branches: Modules[Branch], generator: torch.Generator) -> None:
+        """Predictions of this step go into the mean over epochs."""
+        q, alpha = batch.first[0].cluster_logits[len(batch.labels) :].softmax(dim=1), self.config.dtc_memory
+        rows = batch.rows
+        self.ensemble[rows] = alpha * self.ensemble[rows] + (1.0 - alpha) * q
+        self.seen[rows] += 1.0
+
+    def _mean_so_far(self, rows: Tensor | slice = slice(None), unseen: Tensor | None = None) -> Tensor:
+        """Bias-corrected; an image that was never seen has `unseen`."""
+        seen = self.seen[rows].unsqueeze(1)
+        mean = self.ensemble[rows] / (1.0 - self.config.dtc_memory**seen).clamp_min(torch.finfo(torch.float32).tiny)
+        return mean if unseen is None else torch.where(seen > 0, mean, unseen.detach())
+
+    @torch.no_grad()
+    def _make_targets(self, q: Tensor) -> None:
+        self.targets.copy_(sharpened(q))
+
+
+def sharpened(q: Tensor) -> Tensor:
+    """p_ik in proportion to q_ik^2 / sum_i q_ik: surer than q, and evened out over the clusters."""
+    p = q.square() / q.sum(dim=0)
+    return p / p.sum(dim=1, keepdim=True)
+
+
+@torch.no_grad()
+def start_head(head: CentreHead, features: Tensor, *, seed: int) -> None:
+    """Features [M, d] to as many principal components as clusters, which become the projection; k-means finds centres.
+
+    Of fewer images or features than clusters there are not so many components: the missing ones stay 0.
+    """
+    clusters = len(head.centres)
+    found = PCA(min(clusters, *features.shape), random_state=seed).fit(features.numpy())
+    directions = torch.zeros_like(head.project.weight)
+    directions[: found.n_components_] = torch.from_numpy(found.components_).float()
+    head.project.weight.copy_(directions)
+    head.project.bias.copy_(-directions @ torch.from_numpy(found.mean_).float().to(directions.device))
+    moved = head.project(features.to(directions.device)).cpu().numpy()
+    centres = KMeans(clusters, n_init=STARTS, random_state=seed).fit(moved).cluster_centers_
+    head.centres.copy_(torch.from_numpy(centres))
+
+
+def _head(state: TrainState) -> CentreHead:
+    head = state.model.branches[0].cluster_head
+    assert isinstance(head, CentreHead)
+    return head

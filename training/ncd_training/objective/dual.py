@@ -1,0 +1,127 @@
+"""The method on one screen: the sum of terms that the branches are trained with, and the memories it needs (Eq. 9)."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import TYPE_CHECKING
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from ncd_training.config.schema import CompatConfig, LossConfig, ModelConfig, PseudoLabelConfig, SelfLabelConfig
+from ncd_training.model.branches import Branch, BranchOutput, Modules
+from ncd_training.objective import self_labels
+from ncd_training.objective.losses import (
+    bank_log_probabilities,
+    consistency,
+    jensen_shannon,
+    pairwise_bce,
+    squared_distance,
+    symmetric_kl,
+    uniform_divergence,
+)
+from ncd_training.objective.method import Batch, Material, Method
+from ncd_training.objective.pseudo_labels import PseudoLabels
+from ncd_training.objective.queues import FeatureBanks
+
+if TYPE_CHECKING:
+    from ncd_training.run.state import TrainState
+
+
+class Objective(Method):
+    """All terms for a batch whose labelled images come first. Holds the part dictionaries and the feature banks."""
+
+    targets: Tensor | None
+
+    def __init__(
+        self,
+        dim: int,
+        *,
+        model: ModelConfig,
+        labels: PseudoLabelConfig,
+        loss: LossConfig,
+        own_labels: SelfLabelConfig | None = None,
+        compat: CompatConfig | None = None,
+    ) -> None:
+        super().__init__(model.branch_kinds)
+        self.heads = model.heads
+        self.loss, self.compat = loss, compat or CompatConfig()
+        self.self_label_weight = (own_labels or SelfLabelConfig()).weight
+        self.pseudo_labels = Modules(PseudoLabels(kind, dim, model=model, labels=labels) for kind in self.kinds)
+        self.banks = FeatureBanks(model.bank_size, dim, branches=len(self.kinds))
+        # What `self_labels` says of the unlabelled images, [M, C]; zeros before it was asked, None if it never is.
+        self.register_buffer("targets", None)
+
+    def before_epoch(self, state: TrainState, material: Material) -> None:
+        """The recipe `plus` teaches the cluster heads what a clustering says, made anew now and then."""
+        if self_labels.due(material.config, state.epoch):
+            self_labels.refresh(self, state, material)
+
+    def forward(self, batch: Batch) -> dict[str, Tensor]:
+        """The terms by name; their sum is minimised."""
+        first, second, labels, rows, ramp = batch
+        n, loss = len(labels), self.loss
+        pairs = list(zip(first, second, strict=True))
+        terms: dict[str, Tensor] = {}
+        if loss.pairwise:
+            for number, (a, b) in enumerate(pairs):
+                terms[f"pairwise_{self.branch_name(number)}"] = self._pairwise(number, a, b, n)
+        if loss.distillation and len(pairs) == 2 and len(self.banks.filled[0]):
+            terms["distillation"] = self._distillation(first, second, n)
+        if loss.cross_entropy:
+            terms["cross_entropy"] = _total(F.cross_entropy(a.known_logits[:n], labels) for a in first)
+        if loss.consistency:
+            terms["consistency"] = loss.consistency_weight * ramp * _total(self._consistency(a, b, n) for a, b in pairs)
+        if loss.balance_weight:
+            terms["balance"] = loss.balance_weight * _total(uniform_divergence(a.cluster_logits) for a in first)
+        if self.heads == "joint":
+            terms["joint"] = loss.joint_weight * ramp * _total(_joint(a, n) for a in first)
+        if self.targets is not None:
+            terms["self_labels"] = self.self_label_weight * _total(
+                F.cross_entropy(output.cluster_logits[n:], self.targets[rows]) / 2 for output in (*first, *second)
+            )
+        return terms
+
+    def _pairwise(self, number: int, a: BranchOutput, b: BranchOutput, n: int) -> Tensor:
+        other = a if number and self.compat.local_views == "one" else b
+        positive, negative = self.pseudo_labels[number](a, n)
+        return pairwise_bce(a.cluster_logits[n:].softmax(1), other.cluster_logits[n:].softmax(1), positive, negative)
+
+    def _distillation(self, first: list[BranchOutput], second: list[BranchOutput], n: int) -> Tensor:
+        spreads = [
+            bank_log_probabilities(
+                a.embedding[n:],
+                bank,
+                self.loss.temperature,
+                positive=b.embedding[n:].detach() if self.loss.bank_positive else None,
+            )
+            for a, b, bank in zip(first, second, self.banks.filled, strict=True)
+        ]
+        divergence = symmetric_kl if self.loss.divergence == "symmetric_kl" else jensen_shannon
+        return divergence(*spreads)
+
+    def _consistency(self, a: BranchOutput, b: BranchOutput, n: int) -> Tensor:
+        known = a.known_logits.softmax(1), b.known_logits.softmax(1)
+        clusters = a.cluster_logits.softmax(1), b.cluster_logits.softmax(1)
+        if self.loss.consistency_form == "paper":
+            return squared_distance(known[0][:n], known[1][:n]) + squared_distance(clusters[0][n:], clusters[1][n:])
+        # An open world has one head: it is counted once.
+        return consistency(*clusters) + (consistency(*known) if self.heads != "open_world" else 0.0)
+
+    @torch.no_grad()
+    def remember(self, batch: Batch, *, branches: Modules[Branch], generator: torch.Generator) -> None:
+        """Enqueue this step's features, after they were compared with the past (all banks together)."""
+        self.banks.push([output.embedding for output in batch.first])
+        for judge, branch, output in zip(self.pseudo_labels, branches, batch.first, strict=True):
+            judge.remember(output, batch.labels, branch=branch, generator=generator)
+
+
+def _joint(output: BranchOutput, n: int) -> Tensor:
+    """RankStat's incremental head: on unlabelled images it learns what the cluster head says, as classes of its own."""
+    known = output.known_logits.shape[1] - output.cluster_logits.shape[1]
+    return F.cross_entropy(output.known_logits[n:], known + output.cluster_logits[n:].argmax(dim=1))
+
+
+def _total(terms: Iterable[Tensor]) -> Tensor:
+    return torch.stack(list(terms)).sum()

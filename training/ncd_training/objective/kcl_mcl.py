@@ -1,0 +1,124 @@
+"""KCL and MCL (Hsu, Lv & Kira, ICLR 2018 and 2019): what the known classes say of pairs is carried over to new images.
+
+First a network learns on labelled images whether two of them are alike. Then it judges all pairs of unlabelled images,
+and the cluster head learns to agree with it.
+"""
+
+from __future__ import annotations
+
+from copy import deepcopy
+from typing import TYPE_CHECKING
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+from torch.optim.lr_scheduler import MultiStepLR
+
+from ncd_training.config.schema import MethodConfig
+from ncd_training.objective.losses import pairwise_bce
+from ncd_training.objective.method import Batch, Material, Method, mean_over_views
+from ncd_training.objective.stage_loop import StageLoop
+
+if TYPE_CHECKING:
+    from ncd_training.model.branches import DualBranchModel
+    from ncd_training.run.state import TrainState
+
+_EPSILON = 1e-7
+_VIEWS = 4  # of each unlabelled image
+_MILESTONES, _DECAY = (0.6, 0.8), 0.1  # of the similarity network's epochs: 30 and 40 of 50
+
+
+class SimilarityNetwork(nn.Module):
+    """Embeddings of all pairs side by side, [f_i, f_j], to logits of `different` and `alike`."""
+
+    def __init__(self, tail: nn.Module, dim: int) -> None:
+        super().__init__()
+        self.tail = tail
+        # A linear layer on two vectors side by side is the sum of one on each: pairs cost an addition, not a product.
+        self.left, self.right = nn.Linear(dim, 4 * dim), nn.Linear(dim, 4 * dim, bias=False)
+        self.norm, self.judge = nn.BatchNorm1d(4 * dim), nn.Linear(4 * dim, 2)
+
+    def forward(self, maps: Tensor) -> Tensor:
+        """Trunk maps of B images to logits [B, B, 2]."""
+        return self.compare(self.tail(maps).embedding)
+
+    def compare(self, embedding: Tensor) -> Tensor:
+        """Embeddings [B, d] of its own to logits [B, B, 2]."""
+        pairs = (self.left(embedding).unsqueeze(1) + self.right(embedding).unsqueeze(0)).flatten(0, 1)
+        return self.judge(F.relu(self.norm(pairs))).unflatten(0, (len(embedding), len(embedding)))
+
+
+class PairLearning(Method):
+    """Clusters that agree with the similarity network on all pairs of a batch; both views of an image are in it."""
+
+    seen: Tensor
+
+    def __init__(self, tail: nn.Module, dim: int, config: MethodConfig, *, images: int) -> None:
+        super().__init__()
+        self.config = config
+        self.similarity = SimilarityNetwork(deepcopy(tail), dim).requires_grad_(False)
+        # The network does not change while clusters are learned, so each image is looked at once.
+        self.register_buffer("seen", torch.zeros(images, dim))
+
+    def before_training(self, state: TrainState, material: Material) -> None:
+        """Teach the similarity network the known classes, then let it look at the unlabelled images."""
+        network = self.similarity
+        network.tail.load_state_dict(state.model.branches[0].tail.state_dict())
+        if material.config.similarity.epochs:
+            train_similarity(network.requires_grad_(True), state.model, material)
+        network.requires_grad_(False).eval()
+        rows = material.unlabelled_rows
+        (seen,) = mean_over_views(state, material, rows, lambda maps: [network.tail(maps).embedding], views=_VIEWS)
+        self.seen.copy_(seen)
+
+    def before_epoch(self, state: TrainState, material: Material) -> None:
+        """A resumed run begins in training mode, in which judgements would depend on the batch."""
+        self.similarity.eval()
+
+    def forward(self, batch: Batch) -> dict[str, Tensor]:
+        """The terms by name."""
+        alike = self.similarity.compare(self.seen[torch.cat([batch.rows, batch.rows])]).argmax(dim=2).float()
+        logits = [view[0].cluster_logits[len(batch.labels) :] for view in (batch.first, batch.second)]
+        clusters = torch.cat(logits).softmax(dim=1)
+        if self.config.name == "mcl":
+            return {"pairwise": pairwise_bce(clusters, clusters, alike)}
+        return {"pairwise": pairwise_kl(clusters, alike, margin=self.config.kcl_margin)}
+
+
+def train_similarity(network: SimilarityNetwork, model: DualBranchModel, material: Material) -> None:
+    """Cross entropy on all pairs of labelled images in a batch."""
+    stage, labels = material.config.similarity, material.labels.to(model.device)
+
+    def loss(inputs: Tensor, rows: list[int]) -> Tensor:
+        own = labels[rows]
+        alike = (own.unsqueeze(0) == own.unsqueeze(1)).long()
+        return F.cross_entropy(network(model.to_maps(inputs)).flatten(0, 1), alike.flatten())
+
+    config = material.config
+    loop = StageLoop(model, config.optim, config.data.workers, material.track, material.kept)
+    plan = loop.plan(len(labels), stage.batch)
+    optimizer = torch.optim.Adam(network.parameters(), stage.learning_rate)
+    milestones = [round(share * stage.epochs * len(plan)) for share in _MILESTONES]
+    network.train()
+    loop.run(
+        "learning which pairs are alike",
+        network,
+        loss,
+        optimizer=optimizer,
+        schedule=MultiStepLR(optimizer, milestones, _DECAY),
+        views=material.views,
+        plan=plan,
+        epochs=stage.epochs,
+    )
+
+
+def pairwise_kl(clusters: Tensor, alike: Tensor, *, margin: float) -> Tensor:
+    """KCL: both KL divergences of a pair shrink if it is alike, and grow up to a margin if not; mean over all pairs.
+
+    `clusters` [B, C] are probabilities; in KL(p_i || p_j) the gradient flows into p_j alone.
+    """
+    logs = clusters.clamp_min(_EPSILON).log()
+    target = clusters.detach()
+    divergence = (target * logs.detach()).sum(dim=1, keepdim=True) - target @ logs.T
+    cost = torch.where(alike > 0, divergence, F.relu(margin - divergence))
+    return (cost + cost.T).mean()

@@ -1,0 +1,169 @@
+"""The plan of a run, printed before any training: what on, what with, and what it will cost."""
+
+from __future__ import annotations
+
+import os
+import resource
+import time
+from copy import deepcopy
+from dataclasses import dataclass, replace
+from itertools import islice
+from typing import TYPE_CHECKING
+
+import torch
+from torch.utils.data import default_collate
+
+from ncd_training.base.randomness import generator_for
+from ncd_training.data.views import FileViews
+from ncd_training.run.step import train_step
+from ncd_training.summary.live import duration
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from ncd_training.config.schema import TrainConfig
+    from ncd_training.data.prepare import Setup
+    from ncd_training.data.views import BatchPlan
+    from ncd_training.model.weights import WeightsReport
+    from ncd_training.run.state import TrainState
+
+
+def print_plan(setup: Setup, *, steps: int, origin: WeightsReport | None, folder: Path | None) -> None:
+    """Images, classes, trunk, device, branches, epochs and steps, run directory, initial weights."""
+    manifest, config = setup.manifest, setup.config
+    setup.console.print(
+        f"[bold]{manifest.name}[/bold]: {len(manifest.labelled):,} labelled images of {len(manifest.known_classes)} "
+        f"known classes, {len(manifest.unlabelled):,} unlabelled images for {setup.clusters} clusters\n"
+        f"{config.method.name}: {config.model.trunk} at {config.data.resolution} px on {device_name()}, "
+        f"branches {config.model.branches}, "
+        f"{_epochs(config.optim.epochs)} of {steps} steps"
+        + (f"; run directory [bold]{folder}[/bold]" if folder else "; a dry run, nothing is written"),
+        highlight=False,
+        soft_wrap=True,
+    )
+    for note in manifest.notes:
+        setup.console.print(f"note: {note}", style="yellow", highlight=False, markup=False, soft_wrap=True)
+    if origin is not None:
+        setup.console.print(origin.line, highlight=False, markup=False, soft_wrap=True)
+    elif not (config.rotations.epochs or config.from_labels.epochs):
+        text = "the frozen trunk has random weights: give --weights PATH, or make them with `ncd-serve pretrain`"
+        setup.console.print(text, style="yellow", highlight=False, soft_wrap=True)
+
+
+def device_name() -> str:
+    """What computes."""
+    return f"cuda ({torch.cuda.get_device_name()})" if torch.cuda.is_available() else "cpu"
+
+
+def print_cost(setup: Setup, cost: Cost, *, steps: int) -> None:
+    """Memory and time, as measured."""
+    setup.console.print(cost_line(setup, cost, steps=steps), highlight=False, soft_wrap=True)
+
+
+def cost_line(setup: Setup, cost: Cost, *, steps: int) -> str:
+    """`about 12 min (0.9 s a step, 37 steps an epoch), 1.2 GB of memory`, and what the time leaves out."""
+    data, optim = setup.config.data, setup.config.optim
+    step = cost.step_seconds(workers=data.workers, cached=bool(data.cache_views))
+    total, line = optim.epochs * steps * step, ""
+    if data.cache_views:
+        caching = cost.cache_seconds(len(setup.manifest.images) * data.cache_views, workers=data.workers)
+        total, line = total + caching, f", {duration(caching)} to cache views"
+    before = stages_before(setup.config)
+    return (
+        f"about {duration(total)} ({step:.2g} s a step, {steps} steps an epoch{line})"
+        f"{', not counting ' + ' and '.join(before) if before else ''}; {cost.memory / 1e9:.1f} GB of memory"
+    )
+
+
+def stages_before(config: TrainConfig) -> list[str]:
+    """What comes before the branches part, e.g. `3 epochs of rotations`."""
+    stages = {
+        "rotations": config.rotations.epochs,
+        "training from labels": config.from_labels.epochs,
+        "supervised training": config.supervised.epochs,
+    }
+    return [f"{_epochs(epochs)} of {name}" for name, epochs in stages.items() if epochs]
+
+
+def _epochs(number: int) -> str:
+    return f"{number} epoch{'s' * (number != 1)}"
+
+
+STEPS = 2  # the first one is slower: memory is taken, kernels are chosen
+_PATIENCE = 5.0  # s; where steps are slower than that, the first one has to do
+
+
+@dataclass(frozen=True)
+class Cost:
+    """Seconds that one process's part of a batch takes, and the memory that it needs."""
+
+    views: int  # in it
+    load: float  # decoding and augmentation, in one process
+    trunk: float
+    branches: float  # forward, objective, backward, update
+    memory: int  # bytes at the highest, of the GPU if there is one
+
+    def step_seconds(self, *, workers: int, cached: bool) -> float:
+        """A step of joint training; from cached views, neither files nor the trunk are needed."""
+        return self.branches if cached else _overlapped(self.load, self.trunk + self.branches, workers=workers)
+
+    def cache_seconds(self, views: int, *, workers: int) -> float:
+        """To send so many views through the trunk."""
+        return views / self.views * _overlapped(self.load, self.trunk, workers=workers)
+
+
+def measure(
+    state: TrainState, setup: Setup, plan: BatchPlan, *, processes: int = 1, patience: float = _PATIENCE
+) -> Cost:
+    """Train a copy of `state` for two steps on the first real batches, or one if that takes longer than `patience`.
+
+    Of several processes each has its share of a batch, so a share is what is timed.
+    """
+    model, objective, optimizer, precision = deepcopy((state.model, state.objective, state.optimizer, state.precision))
+    trial = replace(state, model=model, objective=objective, optimizer=optimizer, precision=precision)
+    views, labels = FileViews(setup.manifest.images, setup.config.data), torch.tensor(setup.labels)
+    if torch.cuda.is_available():
+        torch.cuda.reset_peak_memory_stats()
+    model.train()
+    resolution = setup.config.data.resolution
+    model.to_maps(
+        model.placed(torch.zeros(1, 3, resolution, resolution, dtype=torch.uint8))
+    )  # prepared before it counts
+    # Views seed the default generator: it is given back as it was.
+    with torch.random.fork_rng(devices=[]):
+        for requests in islice(plan, STEPS):
+            requests = requests[::processes]
+            rows = torch.tensor([request.index for request in requests])
+            labelled, unlabelled = rows[rows < len(labels)], rows[rows >= len(labels)] - len(labels)
+            start = _now()
+            inputs = torch.cat(default_collate([views[request] for request in requests]))
+            loaded = _now()
+            with precision.autocast(model.trunk.mean.device):
+                maps = model.to_maps(model.placed(inputs))
+            through_trunk = _now()
+            train_step(trial, [*maps.chunk(2)], labels[labelled], rows=unlabelled, ramp=1.0, generator=generator_for(0))
+            end = _now()
+            if end - start > patience:
+                break
+    return Cost(len(inputs), loaded - start, through_trunk - loaded, end - through_trunk, _peak_memory())
+
+
+def _overlapped(load: float, compute: float, *, workers: int) -> float:
+    """Seconds a batch when `workers` processes load ahead: the scarcest of loaders, computation and cores decides."""
+    if not workers:
+        return load + compute
+    threads = 1 if torch.cuda.is_available() else torch.get_num_threads()
+    work = load + threads * compute
+    return max(load / workers, compute, work / max(threads, len(os.sched_getaffinity(0))))
+
+
+def _now() -> float:
+    if torch.cuda.is_available():
+        torch.cuda.synchronize()
+    return time.perf_counter()
+
+
+def _peak_memory() -> int:
+    if torch.cuda.is_available():
+        return torch.cuda.max_memory_allocated()
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024

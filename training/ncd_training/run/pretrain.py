@@ -1,0 +1,186 @@
+"""`ncd-serve pretrain`: weights for trunk and tail from images alone, by RotNet or MoCo v2."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+import torch
+from torch import Tensor
+from torch.utils.data import DataLoader
+
+from ncd_training.base.checkpoint import load_checkpoint, save_checkpoint
+from ncd_training.base.precision import Precision
+from ncd_training.base.randomness import Purpose
+from ncd_training.base.run_dir import PRETRAINED, RunDir
+from ncd_training.config.schema import PretrainConfig, TrainConfig
+from ncd_training.data.prepare import Setup
+from ncd_training.data.views import BatchPlan, FileViews, batches
+from ncd_training.model.branches import Trunk
+from ncd_training.model.predict import EvalImages
+from ncd_training.model.trunk import TrunkParts
+from ncd_training.model.weights import WeightsReport, initial_trunk, save_weights
+from ncd_training.objective.schedule import pretraining_rate
+from ncd_training.pretext import MomentumContrast, Rotations, TrunkAndTail
+from ncd_training.run.plan import device_name
+from ncd_training.summary.live import EpochDisplay, RunLog
+from ncd_training.summary.plots import CurvePlots, draw_curves
+
+_MOST_HELD_OUT = 2000
+_CHOSEN_BY = "held_out_accuracy"
+
+
+@dataclass
+class PretrainState:
+    """What changes while pretraining. The parts' modules are the ones that the lesson teaches."""
+
+    parts: TrunkParts
+    lesson: Rotations | MomentumContrast
+    optimizer: torch.optim.Optimizer
+    precision: Precision
+    epoch: int = 0  # epochs done
+
+    @property
+    def modules(self) -> dict[str, torch.nn.Module]:
+        """What a checkpoint holds beside the optimiser."""
+        return {"lesson": self.lesson}
+
+
+def pretrain(setup: Setup, run: RunDir) -> None:
+    """Teach into a run directory; where there is a checkpoint, go on to the same weights as if it had never stopped."""
+    config, begun = setup.config, run.checkpoint.exists()
+    with run.writing(), RunLog(run.log, setup.console) as log:
+        # All that a weight file gave is in the checkpoint.
+        parts, origin = initial_trunk(config, weights=None if begun else config.model.weights)
+        state = build_state(config, parts)
+        if begun:
+            run.check_images(setup.manifest)
+            load_checkpoint(state, run.checkpoint)
+            text = f"resuming {run.path} after epoch {state.epoch} of {config.pretrain.epochs}"
+            setup.console.print(text, soft_wrap=True)
+        else:
+            _print_plan(setup, run, origin)
+            facts = origin.facts() if origin else None
+            run.note_start(setup.findings.lines(), facts, images=setup.manifest, device=device_name())
+            save_checkpoint(state, run.checkpoint)
+        _fit(setup, state, run, log)
+
+
+def build_state(config: TrainConfig, parts: TrunkParts) -> PretrainState:
+    """The lesson of a configuration and its optimiser, before any training."""
+    settings = config.pretrain
+    network = TrunkAndTail(Trunk(parts), parts.tail)
+    lesson = (
+        Rotations(network, parts.dim) if settings.method == "rotnet" else MomentumContrast(network, parts.dim, settings)
+    )
+    device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
+    lesson.to(memory_format=torch.channels_last)  # type: ignore[call-overload]  # missing in torch's types
+    lesson.to(device)
+    optimizer = torch.optim.SGD(
+        [parameter for parameter in lesson.parameters() if parameter.requires_grad],
+        settings.learning_rate,
+        settings.momentum,
+        weight_decay=settings.weight_decay,
+        nesterov=settings.nesterov,
+    )
+    return PretrainState(parts, lesson, optimizer, Precision.on(device, mixed=config.optim.mixed_precision))
+
+
+def split_images(images: Sequence[Path], settings: PretrainConfig, *, seed: int) -> tuple[list[Path], list[Path]]:
+    """Images to learn from and, for RotNet, some to tell by which epoch learned best."""
+    if settings.method != "rotnet":
+        return list(images), []
+    number = max(1, min(_MOST_HELD_OUT, round(settings.held_out * len(images))))
+    chosen = set(np.random.default_rng([seed, Purpose.HELD_OUT]).permutation(len(images))[:number].tolist())
+    learn = [path for index, path in enumerate(images) if index not in chosen]
+    return learn, [images[index] for index in sorted(chosen)]
+
+
+def train_epoch(
+    state: PretrainState, loader: Iterable[list[Tensor]], plan: BatchPlan, settings: PretrainConfig
+) -> dict[str, float]:
+    """Run the epoch `state.epoch`, count it as done, and return the mean loss and accuracy."""
+    plan.epoch = state.epoch
+    for group in state.optimizer.param_groups:
+        group["lr"] = pretraining_rate(settings, state.epoch)
+    device, scaler = _device(state), state.precision.scaler
+    state.lesson.train()
+    totals = torch.zeros(2)
+    for views in loader:
+        state.optimizer.zero_grad()
+        with state.precision.autocast(device):
+            lesson = state.lesson(*(view.to(device) for view in views))
+        scaler.scale(lesson.loss).backward()
+        scaler.step(state.optimizer)
+        scaler.update()
+        totals += torch.stack([lesson.loss.detach(), lesson.accuracy]).cpu()
+        state.precision.check_finite({"loss": float(totals[0])}, epoch=state.epoch)
+    state.epoch += 1
+    loss, accuracy = (totals / len(plan)).tolist()
+    return {"loss": loss, "accuracy": accuracy}
+
+
+@torch.no_grad()
+def held_out_accuracy(state: PretrainState, paths: Sequence[Path], config: TrainConfig) -> float:
+    """Share of right answers on images that the network never learned from."""
+    state.lesson.eval()
+    loader = DataLoader(EvalImages(paths, config.data.preprocess), batch_size=64, num_workers=config.data.workers)
+    right = sum(float(state.lesson(images.to(_device(state))).accuracy) * len(images) for images in loader)
+    return right / len(paths)
+
+
+def _fit(setup: Setup, state: PretrainState, run: RunDir, log: RunLog) -> None:
+    config, settings, seed = setup.config, setup.config.pretrain, setup.config.optim.seed
+    learn, held_out = split_images(setup.manifest.images, settings, seed=seed)
+    plan = BatchPlan(len(learn), 1, settings.batch, 0, seed=seed, views=state.lesson.views)
+    loader = batches(FileViews(learn, config.data), plan, workers=config.data.workers)
+    rows, curves = run.read_metrics()[: state.epoch], CurvePlots(run.plots)
+    display = EpochDisplay(setup.console, log, epochs=settings.epochs, steps=len(plan), rows=rows)
+    try:
+        with display:
+            while state.epoch < settings.epochs:
+                row = {"epoch": state.epoch + 1, **train_epoch(state, display.steps(loader), plan, settings)}
+                if held_out:
+                    row[_CHOSEN_BY] = held_out_accuracy(state, held_out, config)
+                # The rows and weights first: what is beyond the checkpoint is made again when the run goes on.
+                run.write_metrics([*rows, row])
+                if all(row.get(_CHOSEN_BY, 0) > earlier.get(_CHOSEN_BY, -1) for earlier in rows):
+                    _save_weights(state, run, config)
+                save_checkpoint(state, run.checkpoint)
+                rows.append(row)
+                curves.follow(rows)
+                display.show(row)
+    except (KeyboardInterrupt, SystemExit):
+        text = f"interrupted; go on with: ncd-serve pretrain --resume {run.path}"
+        setup.console.print(text, soft_wrap=True, highlight=False)
+        raise
+    draw_curves(rows, run.plots)
+
+
+def _save_weights(state: PretrainState, run: RunDir, config: TrainConfig) -> None:
+    facts = {"method": config.pretrain.method, "trunk": config.model.trunk, "epoch": str(state.epoch)}
+    save_weights(state.parts, run.path / PRETRAINED, trunk=state.lesson.network.trunk, facts=facts)
+
+
+def _device(state: PretrainState) -> torch.device:
+    return state.lesson.network.trunk.mean.device
+
+
+def _print_plan(setup: Setup, run: RunDir, origin: WeightsReport | None) -> None:
+    config, settings = setup.config, setup.config.pretrain
+    device = "cuda" if torch.cuda.is_available() else "cpu"
+    learn, held_out = split_images(setup.manifest.images, settings, seed=config.optim.seed)
+    beside = f"{len(held_out):,} held out" if held_out else f"queue of {settings.queue:,} keys"
+    setup.console.print(
+        f"[bold]{setup.manifest.name}[/bold]: {len(learn):,} images, no labels, {beside}\n"
+        f"{settings.method} of {config.model.trunk} at {config.data.resolution} px on {device}, "
+        f"{settings.epochs} epochs in batches of {settings.batch}; run directory [bold]{run.path}[/bold]",
+        highlight=False,
+        soft_wrap=True,
+    )
+    for note in setup.manifest.notes:
+        setup.console.print(f"note: {note}", style="yellow", highlight=False, markup=False, soft_wrap=True)
+    if origin is not None:
+        setup.console.print(origin.line, highlight=False, markup=False, soft_wrap=True)

@@ -1,0 +1,83 @@
+"""One step, one epoch."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import torch
+from torch import Tensor
+
+from ncd_training.base.randomness import Purpose, generator_for
+from ncd_training.model.branches import BranchOutput
+from ncd_training.objective.method import Batch
+from ncd_training.objective.schedule import learning_rate, ramp_up
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+
+    from ncd_training.config.schema import TrainConfig
+    from ncd_training.data.views import BatchPlan
+    from ncd_training.run.state import TrainState
+
+
+def train_epoch(
+    state: TrainState, loader: Iterable[list[Tensor]], plan: BatchPlan, labels: Tensor, config: TrainConfig
+) -> dict[str, float]:
+    """Run the epoch `state.epoch`, count it as done, and return the mean of each term."""
+    plan.epoch = state.epoch
+    for group in state.optimizer.param_groups:
+        group["lr"] = learning_rate(config.optim, state.epoch)
+    ramp = ramp_up(config.loss, state.epoch)
+    state.model.train()
+    totals: dict[str, float] = {}
+    # The plan is a function of the epoch: iterated beside its loader, it tells which images a batch holds.
+    for step, (requests, views) in enumerate(zip(plan, loader, strict=True)):
+        indices = [request.index for request in requests]
+        rows, others = indices[: config.optim.labelled_batch], indices[config.optim.labelled_batch :]
+        generator = generator_for(config.optim.seed, Purpose.PARTS, state.epoch, step)
+        unlabelled = torch.tensor(others) - len(labels)
+        terms = train_step(state, views, labels[rows], rows=unlabelled, ramp=ramp, generator=generator)
+        state.precision.check_finite(terms, epoch=state.epoch)
+        for name, value in terms.items():
+            totals[name] = totals.get(name, 0.0) + value / len(plan)
+    state.epoch += 1
+    return totals
+
+
+def train_step(
+    state: TrainState,
+    views: list[Tensor],
+    labels: Tensor,
+    *,
+    rows: Tensor,
+    ramp: float,
+    generator: torch.Generator,
+) -> dict[str, float]:
+    """Two views of a batch, labelled images first and then the unlabelled `rows`, to one update of the branches."""
+    model, objective, ranks, scaler = state.model, state.objective, state.ranks, state.precision.scaler
+    device = model.trunk.mean.device
+    state.optimizer.zero_grad()  # before the forward pass, so that old gradients are not held beside its maps
+    with state.precision.autocast(device):
+        outputs = model(model.to_maps(model.placed(torch.cat(views))))
+    first, second = map(ranks.gather, split_views(outputs))
+    batch = Batch(first, second, labels.to(device), rows.to(device), ramp)
+    terms = objective(batch)
+    scaler.scale(torch.stack(list(terms.values())).sum()).backward()
+    ranks.add_gradients(model.branches.parameters())
+    scaler.step(state.optimizer)
+    scaler.update()
+    objective.remember(batch, branches=model.branches, generator=generator)
+    return {name: float(term.detach()) for name, term in terms.items()}
+
+
+def split_views(outputs: list[BranchOutput]) -> tuple[list[BranchOutput], list[BranchOutput]]:
+    """Split the outputs of both views, which went through the branches as one batch, in float32.
+
+    Parts make pseudo labels of the first view alone: they carry no gradient, and those of the second are dropped.
+    """
+    halves = [[tensor.float().chunk(2) for tensor in output] for output in outputs]
+    first, second = ([BranchOutput(*(pair[view] for pair in output)) for output in halves] for view in (0, 1))
+    return (
+        [output._replace(parts=output.parts.detach()) for output in first],
+        [output._replace(parts=output.parts[..., :0, :0]) for output in second],
+    )

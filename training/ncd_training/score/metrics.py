@@ -1,0 +1,172 @@
+"""How good a clustering is. True novel classes are used here and nowhere else."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+from scipy.optimize import linear_sum_assignment
+from sklearn.cluster import KMeans
+from sklearn.metrics import adjusted_rand_score, normalized_mutual_info_score
+
+from ncd_serve.preprocess import PreprocessSpec, load_array
+from ncd_serve.progress import Track
+from ncd_training.data.manifest import KNOWN_TEST, NOVEL_TEST, UNLABELLED_TRAIN, Manifest
+from ncd_training.model.branches import DualBranchModel
+from ncd_training.model.predict import Ids, Outputs, run_model
+
+Scores = dict[str, Any]
+_PIXEL_SIDE = 32
+# How accuracy in an open world was computed.
+PAPER, ONE_MATCHING = " images, paper's protocol", " images, one matching"
+JOINT = ", joint head"  # ends the names of splits that were judged by a head over known and novel classes
+
+
+def matched_clusters(predicted: Ids, true: Ids) -> Ids:
+    """The cluster of each true class, [classes], under the best one-to-one matching (Hungarian)."""
+    size = int(max(predicted.max(), true.max())) + 1
+    counts = np.zeros((size, size), np.int64)
+    np.add.at(counts, (true, predicted), 1)
+    _, clusters = linear_sum_assignment(counts, maximize=True)
+    matched: Ids = clusters
+    return matched
+
+
+def cluster_accuracy(predicted: Ids, true: Ids) -> float:
+    """ACC: share of images that are in the cluster that their class is matched with."""
+    return float((matched_clusters(predicted, true)[true] == predicted).mean())
+
+
+def class_rows(predicted: Ids, true: Ids, names: Sequence[str], matched: Ids) -> list[dict[str, Any]]:
+    """For each true class: its name (its number, where there is none), images, matched cluster, share of them there."""
+    rows = []
+    for number in np.unique(true):
+        mine = predicted[true == number]
+        rows.append(
+            {
+                "class": names[number] if number < len(names) else str(number),
+                "images": len(mine),
+                "cluster": int(matched[number]),
+                "share": float((mine == matched[number]).mean()),
+            }
+        )
+    return rows
+
+
+def cluster_scores(predicted: Ids, true: Ids) -> Scores:
+    """ACC, NMI and ARI."""
+    return {
+        "images": len(true),
+        "acc": cluster_accuracy(predicted, true),
+        "nmi": float(normalized_mutual_info_score(true, predicted)),
+        "ari": float(adjusted_rand_score(true, predicted)),
+    }
+
+
+def cluster_balance(predicted: Ids, clusters: int) -> float:
+    """Entropy of the cluster sizes over its maximum: 1 when all are equally large, 0 when all images are in one."""
+    shares = np.bincount(predicted, minlength=clusters) / len(predicted)
+    present = shares[shares > 0]
+    return float(-(present * np.log(present)).sum() / np.log(clusters))
+
+
+def evaluate_splits(
+    model: DualBranchModel,
+    manifest: Manifest,
+    spec: PreprocessSpec,
+    unlabelled: Outputs,
+    *,
+    workers: int,
+    track: Track,
+) -> dict[str, Scores]:
+    """Scores of every split that has true classes, by the split's name, each with a row for every true class."""
+    scores: dict[str, Scores] = {}
+
+    def outputs(paths: Sequence[Path], split: str) -> Outputs:
+        return run_model(model, paths, spec, workers=workers, track=track, what=f"evaluating {split}")
+
+    if manifest.truth is not None:
+        ids = unlabelled.cluster_ids
+        scores[UNLABELLED_TRAIN] = _with_classes(ids, np.array(manifest.truth), manifest)
+        if manifest.open_world:
+            scores |= open_world_scores(
+                ids, np.array(manifest.truth), known=len(manifest.known_classes), named=model.tells_known_from_novel
+            )
+    if manifest.novel_test:
+        paths, novel_truth = zip(*manifest.novel_test, strict=True)
+        novel = outputs(paths, NOVEL_TEST)
+        scores[NOVEL_TEST] = _with_classes(novel.cluster_ids, np.array(novel_truth), manifest)
+    if manifest.known_test:
+        paths, known_truth = zip(*manifest.known_test, strict=True)
+        known = outputs(paths, KNOWN_TEST)
+        scores[KNOWN_TEST] = known_scores(known.known_ids, np.array(known_truth), manifest.known_classes)
+    if manifest.known_test and manifest.novel_test and model.tells_known_from_novel:
+        scores |= joint_scores(
+            (known.known_ids, np.array(known_truth)),
+            (novel.known_ids, np.array(novel_truth)),
+            classes=len(manifest.known_classes),
+        )
+    return scores
+
+
+def known_scores(predicted: Ids, true: Ids, names: Sequence[str]) -> Scores:
+    """Accuracy of the known head, whose classes have names: nothing is matched."""
+    rows = class_rows(predicted, true, names, np.arange(true.max() + 1))
+    classes = [{name: value for name, value in row.items() if name != "cluster"} for row in rows]
+    return {"images": len(true), "acc": float((predicted == true).mean()), "classes": classes}
+
+
+def joint_scores(known: tuple[Ids, Ids], novel: tuple[Ids, Ids], *, classes: int) -> dict[str, Scores]:
+    """A head over known and novel classes on images of both: predicted and true ids, `classes` known ones first.
+
+    A novel image that is called known is wrong, whatever clusters are matched with.
+    """
+    predicted, true = novel
+    called_novel = predicted >= classes
+    right = np.zeros(len(true), bool)
+    if called_novel.any():
+        clusters = predicted[called_novel] - classes
+        matched = matched_clusters(clusters, true[called_novel])
+        right[called_novel] = matched[true[called_novel]] == clusters
+    hits = {KNOWN_TEST: known[0] == known[1], NOVEL_TEST: right}
+    hits["all-test"] = np.concatenate([*hits.values()])
+    return {f"{split}{JOINT}": {"images": len(hit), "acc": float(hit.mean())} for split, hit in hits.items()}
+
+
+def open_world_scores(predicted: Ids, true: Ids, *, known: int, named: bool) -> dict[str, Scores]:
+    """A pile that holds known classes too: accuracy on seen, novel and all images, under both protocols in use.
+
+    The paper's (ORCA's): clusters are matched on novel images alone, then on all; seen classes keep their names where
+    the head has any, else they are matched on seen images alone. The newer one matches once, on all images.
+    """
+    seen = true < known
+    groups = {"seen": seen, "novel": ~seen, "all": np.ones_like(seen)}
+    once = matched_clusters(predicted, true)[true] == predicted
+    scores: dict[str, Scores] = {}
+    for name, chosen in groups.items():
+        if chosen.any():
+            mine, theirs = predicted[chosen], true[chosen]
+            apart = float((mine == theirs).mean()) if named and name == "seen" else cluster_accuracy(mine, theirs)
+            for protocol, acc in ((PAPER, apart), (ONE_MATCHING, float(once[chosen].mean()))):
+                scores[f"{UNLABELLED_TRAIN}, {name}{protocol}"] = {"images": int(chosen.sum()), "acc": acc}
+    return scores
+
+
+def _with_classes(predicted: Ids, true: Ids, manifest: Manifest) -> Scores:
+    rows = class_rows(predicted, true, manifest.novel_names, matched_clusters(predicted, true))
+    return {**cluster_scores(predicted, true), "classes": rows}
+
+
+def kmeans_ids(features: NDArray[np.float32], clusters: int, *, seed: int) -> Ids:
+    """Cluster ids of plain k-means, best of 10 starts."""
+    ids: Ids = KMeans(clusters, n_init=10, random_state=seed).fit_predict(features)
+    return ids
+
+
+def raw_pixels(paths: Sequence[Path]) -> NDArray[np.float32]:
+    """Images as rows of pixel values, shrunk to 32 px where they are larger."""
+    spec = PreprocessSpec(resolution=_PIXEL_SIDE, resize=_PIXEL_SIDE)
+    return np.stack([load_array(path, spec).ravel() for path in paths]).astype(np.float32) / 255

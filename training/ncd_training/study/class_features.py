@@ -1,0 +1,169 @@
+"""From a run's images to the features that the number of novel classes is estimated on, and to the estimate's files."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING
+
+import numpy as np
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from ncd_serve.files import write_json
+from ncd_training.base.randomness import Purpose, seed_for
+from ncd_training.config.schema import MethodConfig, ModelConfig, StageConfig
+from ncd_training.data.views import FileViews
+from ncd_training.model.predict import Ids
+from ncd_training.model.weights import initial_trunk
+from ncd_training.objective.clustering import class_whitening, main_directions
+from ncd_training.objective.method import mean_over_views
+from ncd_training.run.stages import Stages
+from ncd_training.run.state import build_state
+from ncd_training.run.train import gather
+from ncd_training.study.class_number import Estimate, balanced_estimate, dtc_estimate, equal_cut, gcd_estimate
+from ncd_training.summary.plots import draw_estimate
+
+if TYPE_CHECKING:
+    from ncd_training.base.run_dir import RunDir
+    from ncd_training.config.schema import TrainConfig
+    from ncd_training.data.prepare import Setup
+
+_MOST = 100
+
+
+def estimate(setup: Setup, run: RunDir) -> Estimate:
+    """The number of novel classes; its curve is left in the run directory."""
+    found = _by_cuts(setup, run) if setup.config.estimate.estimator == "balanced" else _by_trials(setup, run)
+    # Fewer than two clusters cannot be trained.
+    found = replace(found, classes=max(2, found.classes))
+    write_json(run.estimate, found.facts())
+    draw_estimate(found, run.plots / "estimate.png")
+    return found
+
+
+def with_estimate(setup: Setup, run: RunDir) -> Setup:
+    """`--novel-classes auto`: estimate, and keep the number in the run's configuration, where a resume finds it."""
+    found = estimate(setup, run)
+    setup.console.print(f"estimate: {found.line}", highlight=False)
+    data = setup.config.data.model_copy(update={"novel_classes": found.classes})
+    setup = replace(setup, config=setup.config.model_copy(update={"data": data}))
+    run.write_config(setup.config)
+    return setup
+
+
+@dataclass(frozen=True)
+class _Features:
+    """Unit rows in the geometry of the classes that are not looked at."""
+
+    labelled: Tensor  # of the classes that the estimator may look at
+    labels: Ids  # counted from 0
+    unlabelled: Tensor
+
+
+def _by_cuts(setup: Setup, run: RunDir) -> Estimate:
+    """Half of the known classes are probes, the others give the geometry; the median over several such halves.
+
+    The supervised stage is left out: on CUB, with ImageNet weights, it tells classes that it did not see no better
+    apart, and a network that was taught some classes can only be asked about the others. A trunk that learns from
+    labels is such a network: one draw. With any other, every class can be a probe.
+    """
+    config = setup.config.model_copy(update={"supervised": StageConfig()})
+    orders = _orders(setup, 1 if config.from_labels.epochs else config.estimate.draws)
+    probes = orders.shape[1] // 2
+    found = _seen(replace(setup, config=config), run, orders[0, probes:])
+    cuts = []
+    for order in setup.track(orders, "cutting trees", len(orders)):
+        features = _geometry(setup, found, order, probes)
+        cuts.append(equal_cut(features.labelled, features.labels, features.unlabelled, seed=_seed(setup)))
+    return balanced_estimate(cuts)
+
+
+def _by_trials(setup: Setup, run: RunDir) -> Estimate:
+    """As published. DTC holds some classes back from training; for GCD all are trained on and looked at."""
+    settings, (order,) = setup.config.estimate, _orders(setup, 1)
+    most = settings.most or min(_MOST, len(setup.manifest.unlabelled) // 2)
+    dtc = settings.estimator == "dtc"
+    probes = min(len(order) - 2, max(2, round(settings.probe_share * len(order)))) if dtc else 0
+    features = _geometry(setup, _seen(setup, run, order[probes:]), order, probes)
+    found = (dtc_estimate if dtc else gcd_estimate)(
+        features.labelled,
+        features.labels,
+        features.unlabelled,
+        settings,
+        most=most,
+        seed=_seed(setup),
+        track=setup.track,
+    )
+    if found.by_accuracy == most:
+        text = f"the best number is the largest that was tried, {most}: there may be more, try --most"
+        setup.console.print(text, style="yellow", highlight=False)
+    return found
+
+
+def _orders(setup: Setup, draws: int) -> Ids:
+    """The known classes in random orders [draws, classes]; the first ones of each are the probes."""
+    rng = np.random.default_rng([setup.config.optim.seed, Purpose.ESTIMATE])
+    return np.stack([rng.permutation(len(setup.manifest.known_classes)) for _ in range(draws)])
+
+
+def _seed(setup: Setup) -> int:
+    return seed_for(setup.config.optim.seed, Purpose.ESTIMATE) % 2**32
+
+
+def _seen(setup: Setup, run: RunDir, taught: Ids) -> Tensor:
+    """Features [N, d] of all images by a network whose stages, as the recipe says, know only the classes `taught`."""
+    config, labels = _plain(setup.config), np.array(setup.labels)
+    trained = np.flatnonzero(np.isin(labels, taught))
+    targets = torch.from_numpy(_numbers(taught, labels[trained]))
+    manifest = replace(setup.manifest, known_classes=[setup.manifest.known_classes[i] for i in taught])
+    setup = replace(setup, config=config, manifest=manifest)
+    parts, _ = initial_trunk(config, weights=config.model.weights)
+    state = build_state(setup, parts)
+    stages = Stages(state.model, config, setup.track)
+    if config.rotations.epochs:
+        pictures = FileViews(manifest.images, config.data)
+        stages.rotations(pictures, len(manifest.images))
+    if config.from_labels.epochs:
+        pictures = FileViews(manifest.images, config.data).only(trained)
+        stages.from_labels(pictures, targets)
+    material = gather(setup, state.model, run)
+    if config.supervised.epochs:
+        stages.supervised(material.views.only(trained), targets)
+
+    def see(maps: Tensor) -> list[Tensor]:
+        return [state.model.branches[0](maps).embedding]
+
+    with setup.console.status("looking at all images"):
+        (found,) = mean_over_views(state, material, range(len(manifest.images)), see, views=config.self_labels.views)
+    return found
+
+
+def _geometry(setup: Setup, found: Tensor, order: Ids, probes: int) -> _Features:
+    """Probes are the first classes in `order`, the others teach the geometry. Without probes all classes do both."""
+    labels, settings = np.array(setup.labels), setup.config.self_labels
+    numbers = _numbers(order, labels)
+    taught, looked_at = np.flatnonzero(numbers >= probes), np.flatnonzero(numbers < (probes or len(order)))
+    whitening = class_whitening(found[taught], torch.from_numpy(numbers[taught] - probes), shrinkage=settings.shrinkage)
+    seen = torch.cat([found[looked_at], found[len(labels) :]]) @ whitening
+    directions = main_directions(F.normalize(seen - seen.mean(dim=0), dim=1), settings.dims)
+    return _Features(directions[: len(looked_at)], numbers[looked_at], directions[len(looked_at) :])
+
+
+def _numbers(classes: Ids, labels: Ids) -> Ids:
+    """Where in `classes` each label is."""
+    places = np.argsort(classes)
+    return places[np.searchsorted(classes, labels, sorter=places)]
+
+
+def _plain(config: TrainConfig) -> TrainConfig:
+    """Trunk and stages as configured, below the simplest model: its heads are thrown away."""
+    model, given = ModelConfig(branches="global"), config.model
+    kept = {"trunk": given.trunk, "weights": given.weights, "mean": given.mean, "std": given.std}
+    update = {
+        "data": config.data.model_copy(update={"novel_classes": 2}),
+        "model": model.model_copy(update=kept),
+        "method": MethodConfig(),
+        "self_labels": config.self_labels.model_copy(update={"weight": 0.0}),
+    }
+    return config.model_copy(update=update)

@@ -1,0 +1,231 @@
+"""What a comparison says: one table for the terminal, Markdown, CSV and the plot, beside the paper's figures."""
+
+from __future__ import annotations
+
+import csv
+import io
+import statistics
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from rich import box
+from rich.table import Table
+
+from ncd_serve.files import write_text
+from ncd_training.data.manifest import KNOWN_TEST, NOVEL_TEST, UNLABELLED_TRAIN, Manifest
+from ncd_training.score.metrics import ONE_MATCHING, PAPER
+from ncd_training.study.compare import Job, Ledger, Wishes, departures
+from ncd_training.study.compare_rows import Row, RowSet
+from ncd_training.summary.live import duration
+from ncd_training.summary.plots import Bar, draw_bars
+
+_OPEN = [f"{UNLABELLED_TRAIN}, {part}{how}" for how in (PAPER, ONE_MATCHING) for part in ("seen", "novel", "all")]
+_NONE = "-"
+Measured = tuple[float | None, float | None]  # mean and deviation; None where there is none
+
+
+@dataclass(frozen=True)
+class Line:
+    """A row of the table, over the seeds that it was run with. ACC in percent by column."""
+
+    label: str
+    method: str
+    seeds: int
+    acc: dict[str, list[float]]
+    published: dict[str, tuple[float, float | None]]
+    seconds: float  # of a run, on average
+    cpu_seconds: float
+    memory: int  # bytes, at most
+    error: str | None
+
+    def measured(self, column: str) -> Measured:
+        """ACC here."""
+        return mean_and_deviation(self.acc.get(column, []))
+
+    def figure(self, column: str) -> Measured:
+        """ACC in the paper."""
+        return self.published.get(column, (None, None))
+
+
+@dataclass(frozen=True)
+class Comparison:
+    """All lines, and what one must know to read them."""
+
+    title: str
+    lines: list[Line]
+    notes: list[str]
+
+    @property
+    def columns(self) -> list[str]:
+        """What ACC was measured on. In an open world, the plain column is that of all images with one matching."""
+        measured = {name for line in self.lines for name in line.acc}
+        opened = [name for name in _OPEN if name in measured]
+        return [name for name in (*(opened or [UNLABELLED_TRAIN]), NOVEL_TEST, KNOWN_TEST) if name in measured]
+
+    @property
+    def published(self) -> list[str]:
+        """The columns that the paper has figures for."""
+        return [name for name in self.columns if any(name in line.published for line in self.lines)]
+
+    def cells(self) -> list[list[str]]:
+        """The table as text, its header first; a column of the paper's figures follows what they were measured on."""
+        header = ["row"]
+        for name in self.columns:
+            header += [name.removeprefix(f"{UNLABELLED_TRAIN}, "), *(["paper"] if name in self.published else [])]
+        return [[*header, "seeds", "time", "CPU time", "memory"], *(self._cells(line) for line in self.lines)]
+
+    def _cells(self, line: Line) -> list[str]:
+        cells = [line.label]
+        for name in self.columns:
+            cells.append(with_deviation(*line.measured(name)))
+            if name in self.published:
+                cells.append(with_deviation(*line.figure(name)))
+        if not line.seconds:
+            return [*cells, str(line.seeds), _NONE, _NONE, _NONE]
+        times = duration(line.seconds), duration(line.cpu_seconds)
+        return [*cells, str(line.seeds), *times, f"{line.memory / 1e9:.1f} GB"]
+
+    @property
+    def errors(self) -> list[str]:
+        """What went wrong, row by row."""
+        return [f"{line.label} failed: {line.error}" for line in self.lines if line.error]
+
+    def table(self, width: int) -> Table:
+        """For a terminal of so many columns; on its side where it would be too wide, and then without a frame."""
+        cells = self.cells()
+        if _width(cells) > width:
+            cells = min(cells, [list(column) for column in zip(*cells, strict=True)], key=_width)
+        header, *rows = cells
+        table = Table(header[0], title=self.title, title_justify="left")
+        if _width(cells) > width:
+            table.box, table.padding = box.SIMPLE_HEAD, 0
+        for name in header[1:]:
+            # Names of splits may break after a hyphen.
+            table.add_column(name.replace("-", "-\n"), justify="right", style="dim" if name == "paper" else None)
+        for row in rows:
+            table.add_row(*row, style="dim" if row[0] == "paper" else None)
+        return table
+
+    def write(self, folder: Path) -> None:
+        """comparison.md and comparison.csv."""
+        header, *rows = self.cells()
+        lines = [header, ["---", *["---:"] * (len(header) - 1)], *rows]
+        table = "\n".join(f"| {' | '.join(cells)} |" for cells in lines)
+        notes = "\n".join(f"- {note}" for note in [*self.errors, *self.notes])
+        write_text(folder / "comparison.md", f"# {self.title}\n\n{table}\n\n{notes}\n")
+        write_text(folder / "comparison.csv", self._csv())
+
+    def draw(self, folder: Path) -> None:
+        """comparison.png: the columns that the paper has figures for, or the first one."""
+        bars = {
+            name: [Bar(line.label, *line.measured(name), line.figure(name)[0]) for line in self.lines]
+            for name in self.published or self.columns[:1]
+        }
+        if bars:
+            draw_bars(bars, title=self.title, target=folder / "comparison.png")
+
+    def _csv(self) -> str:
+        stream = io.StringIO()
+        writer = csv.writer(stream)
+        kinds = ("mean", "deviation", "published", "published deviation")
+        header = [f"{name}, {kind}" for name in self.columns for kind in kinds]
+        writer.writerow(["row", "method", "seeds", *header, "seconds", "cpu_seconds", "memory_bytes", "error"])
+        for line in self.lines:
+            figures = [figure for name in self.columns for figure in (*line.measured(name), *line.figure(name))]
+            rounded = ["" if figure is None else f"{figure:.2f}" for figure in figures]
+            costs = [f"{line.seconds:.1f}", f"{line.cpu_seconds:.1f}", line.memory, line.error or ""]
+            writer.writerow([line.label, line.method, line.seeds, *rounded, *costs])
+        return stream.getvalue()
+
+
+def _width(cells: Sequence[Sequence[str]]) -> int:
+    """Columns that a terminal needs: of a header its longest word, of all else every letter."""
+    header, *rows = cells
+    words = [max(map(len, name.replace("-", "- ").split())) for name in header]
+    return 1 + sum(
+        3 + max(column) for column in zip(words, *([len(cell) for cell in row] for row in rows), strict=True)
+    )
+
+
+def notes(chosen: RowSet, rows: Sequence[Row], wishes: Wishes, manifest: Manifest) -> list[str]:
+    """How far the figures of a comparison are from those of the paper, and what they are."""
+    lines = list(manifest.notes)
+    if any(row.figures(wishes.dataset) for row in rows):
+        changed = departures(rows, wishes)
+        start = wishes.overrides.get("model.weights", wishes.flags.get("model.weights", "random weights"))
+        lines += [
+            f"The column `paper` is not like for like: settings here for the paper's: {'; '.join(changed)}."
+            if changed
+            else "The settings are the paper's.",
+            f"The paper starts from self-supervised weights (MoCo v2 or RotNet), these runs from {start}.",
+            *filter(None, [chosen.note]),
+        ]
+    return [
+        *lines,
+        "ACC is that of the last epoch, ± the sample standard deviation over seeds. Time is a run's on average, "
+        "memory the most that one of its processes had, with the cached views that it read.",
+    ]
+
+
+def outcome(job: Job, ledger: Ledger) -> str:
+    """How a run ended, in a line."""
+    cost = ledger[job]
+    if not job.finished:
+        return f"failed: {cost.error}"
+    scores = job.run.read_summary()["scores"]
+    acc = f"ACC {100 * scores[UNLABELLED_TRAIN]['acc']:.1f} %, "
+    return f"{acc}{duration(cost.seconds)}, {cost.memory / 1e9:.1f} GB"
+
+
+def collect(
+    jobs: Sequence[Job], ledger: Ledger, *, title: str, dataset: str | None, notes: Sequence[str]
+) -> Comparison:
+    """The table of all that is finished so far."""
+    by_row: dict[str, list[Job]] = {}
+    for job in jobs:
+        by_row.setdefault(job.row.label, []).append(job)
+    lines = [_line(mine, ledger, dataset) for mine in by_row.values()]
+    cached = ", ".join(job.name for job in jobs if ledger[job].cached)
+    if cached:
+        notes = [*notes, f"{cached} also filled the cache of views, which all rows share."]
+    return Comparison(title, lines, list(notes))
+
+
+def _line(jobs: Sequence[Job], ledger: Ledger, dataset: str | None) -> Line:
+    row, done = jobs[0].row, [job for job in jobs if job.finished]
+    acc: dict[str, list[float]] = {}
+    for job in done:
+        for name, score in job.run.read_summary()["scores"].items():
+            acc.setdefault(name, []).append(100 * score["acc"])
+    opened = any(name in acc for name in _OPEN)
+    costs = [ledger[job] for job in done]
+    return Line(
+        label=row.label,
+        method=row.method,
+        seeds=len(done),
+        acc=acc,
+        published={
+            f"{UNLABELLED_TRAIN}, {part}{PAPER}" if opened else UNLABELLED_TRAIN: figure
+            for part, figure in row.figures(dataset).items()
+        },
+        seconds=statistics.fmean(cost.seconds for cost in costs) if costs else 0.0,
+        cpu_seconds=statistics.fmean(cost.cpu_seconds for cost in costs) if costs else 0.0,
+        memory=max((cost.memory for cost in costs), default=0),
+        error=next((ledger[job].error for job in jobs if job not in done and ledger[job].error), None),
+    )
+
+
+def mean_and_deviation(values: Sequence[float]) -> Measured:
+    """Of several runs: the mean, and the sample standard deviation where there are two or more."""
+    return (
+        statistics.fmean(values) if values else None,
+        statistics.stdev(values) if len(values) > 1 else None,
+    )
+
+
+def with_deviation(mean: float | None, deviation: float | None) -> str:
+    """`47.8±2.4`, or `47.8`."""
+    if mean is None:
+        return _NONE
+    return f"{mean:.1f}" if deviation is None else f"{mean:.1f}±{deviation:.1f}"

@@ -1,0 +1,199 @@
+"""The epochs as they pass: a live table on a terminal, about ten plain lines elsewhere, every epoch in the log."""
+
+from __future__ import annotations
+
+import io
+import time
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from datetime import datetime
+from pathlib import Path
+from types import TracebackType
+from typing import Any, TypeVar
+
+from rich.console import Console, ConsoleRenderable, Group, RenderHook
+from rich.control import Control
+from rich.live import Live
+from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
+from rich.table import Table
+from torch.utils.tensorboard import SummaryWriter
+
+from ncd_serve.errors import NcdError
+from ncd_training.summary.figures import BALANCE, QUALITY, grouped
+
+T = TypeVar("T")
+Row = Mapping[str, Any]
+_LINES_OFF_TERMINAL = 10
+_NAME_WIDTH, _CELL_WIDTH, _MOST_COLUMNS = 24, 9, 8
+
+
+class EpochDisplay:
+    """Shows a run while it trains."""
+
+    def __init__(self, console: Console, log: RunLog, *, epochs: int, steps: int, rows: Sequence[Row]) -> None:
+        self._console, self._log, self._epochs, self._rows = console, log, epochs, list(rows)
+        self._started, self._done_before = time.monotonic(), len(rows)
+        # A step may take a minute: the speed is averaged over more than rich's half minute.
+        self._progress = Progress(
+            TextColumn("{task.description}"),
+            BarColumn(30),
+            TimeElapsedColumn(),
+            TextColumn("gone,"),
+            TimeRemainingColumn(),
+            TextColumn("left"),
+            console=console,
+            speed_estimate_period=600,
+        )
+        self._task = self._progress.add_task("", total=epochs * steps, completed=len(rows) * steps)
+        self._live = Live(get_renderable=self._draw, console=console, transient=True, refresh_per_second=2)
+
+    def steps(self, batches: Iterable[T]) -> Iterable[T]:
+        """The batches of the next epoch, each counted when it is done."""
+        return _Counted(batches, self._advance)
+
+    def say(self, what: str) -> None:
+        """What is being done beside training, e.g. evaluation."""
+        self._progress.update(self._task, description=f"epoch {len(self._rows)}/{self._epochs}, {what}")
+
+    def show(self, row: Row) -> None:
+        """One epoch has passed."""
+        self._rows.append(row)
+        line = f"epoch {row['epoch']}/{self._epochs}  {self._left()}  {_figures(row)}"
+        every = max(1, self._epochs // _LINES_OFF_TERMINAL)
+        if not self._console.is_terminal and (row["epoch"] % every == 0 or row["epoch"] == self._epochs):
+            self._console.print(line, soft_wrap=True, highlight=False)
+        else:
+            self._log.write(line)
+
+    def __enter__(self) -> EpochDisplay:
+        """Begin to draw."""
+        self.say("starting")
+        if self._console.is_terminal:
+            self._live.start()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, _error: BaseException | None, _trace: TracebackType | None
+    ) -> None:
+        """Stop drawing; the last table of a finished run stays on the screen."""
+        self._live.stop()
+        if kind is None and self._console.is_terminal and self._rows:
+            self._console.print(figures_table(self._rows, width=self._console.width))
+
+    def _advance(self, number: int) -> None:
+        self._progress.update(
+            self._task, advance=1, description=f"epoch {len(self._rows) + 1}/{self._epochs}, step {number}"
+        )
+
+    def _left(self) -> str:
+        epoch = (time.monotonic() - self._started) / (len(self._rows) - self._done_before)
+        return f"{duration(epoch * (self._epochs - len(self._rows)))} left"
+
+    def _draw(self) -> Group:
+        return Group(figures_table(self._rows, width=self._console.width), self._progress)
+
+
+class _Counted(Iterable[T]):
+    def __init__(self, batches: Iterable[T], advance: Callable[[int], None]) -> None:
+        self._batches, self._advance = batches, advance
+
+    def __iter__(self) -> Iterator[T]:
+        for number, batch in enumerate(self._batches, start=1):
+            yield batch
+            self._advance(number)
+
+
+def figures_table(rows: Sequence[Row], *, width: int) -> Table:
+    """One line for each figure, one column for each of the latest epochs that were looked at, and for the newest."""
+    columns = max(1, min(_MOST_COLUMNS, (width - _NAME_WIDTH) // _CELL_WIDTH))
+    chosen = [row for row in rows[:-1] if BALANCE in row][-(columns - 1) :] if columns > 1 else []
+    chosen += rows[-1:]
+    shown = [grouped(row) for row in chosen]
+    table = Table(box=None, padding=(0, 1), header_style="bold")
+    table.add_column("epoch", width=_NAME_WIDTH - 4, no_wrap=True)
+    for row in chosen:
+        table.add_column(str(row["epoch"]), justify="right", width=_CELL_WIDTH - 2)
+    for group in shown[0] if shown else ():
+        names = list(dict.fromkeys(name for epoch in shown for name in epoch[group]))
+        if names:
+            table.add_row(f"[bold]{group}[/bold]" if group == QUALITY else f"[dim]{group}[/dim]")
+        for name in names:
+            table.add_row(f"  {name}", *(_cell(epoch[group].get(name)) for epoch in shown))
+    return table
+
+
+def duration(seconds: float) -> str:
+    """A time that people can use: `40 s`, `12 min`, `3 h 20 min`, `2 days 4 h`."""
+    if seconds < 90:
+        return f"{seconds:.0f} s"
+    minutes = round(seconds / 60)
+    hours, minutes = divmod(minutes, 60)
+    if not hours:
+        return f"{minutes} min"
+    if hours < 48:
+        return f"{hours} h {minutes} min"
+    return f"{hours // 24} days {hours % 24} h"
+
+
+def _figures(row: Row) -> str:
+    return "  ".join(f"{name} {value:.3f}" for group in grouped(row).values() for name, value in group.items())
+
+
+def _cell(value: float | None) -> str:
+    return "" if value is None else f"{value:.3f}"
+
+
+class RunLog(RenderHook):
+    """While it is open, what the console prints goes to the file as well; without a path, nowhere."""
+
+    def __init__(self, path: Path | None, console: Console) -> None:
+        self._path, self._console = path, console
+
+    def write(self, text: str) -> None:
+        """Add to the file alone, e.g. what a terminal shows in a live table."""
+        if self._path is None:
+            return
+        with self._path.open("a", encoding="utf-8") as stream:
+            for line in filter(None, (line.rstrip() for line in text.splitlines())):
+                stream.write(f"{datetime.now():%Y-%m-%d %H:%M:%S}  {line}\n")
+
+    def process_renderables(self, renderables: list[ConsoleRenderable]) -> list[ConsoleRenderable]:
+        """Called by the console with all that it is about to print; live displays print only control codes here."""
+        words = [item for item in renderables if not isinstance(item, Control)]
+        if words:
+            plain = Console(file=io.StringIO(), width=1000, color_system=None)
+            plain.print(*words)
+            self.write(plain.file.getvalue())  # type: ignore[attr-defined]
+        return renderables
+
+    def __enter__(self) -> RunLog:
+        """Begin to listen."""
+        self._console.push_render_hook(self)
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, _trace: TracebackType | None
+    ) -> None:
+        """Stop listening; what ended the run is its last line."""
+        self._console.pop_render_hook()
+        if kind is not None:
+            self.write(f"ended by {kind.__name__}: {error}" if str(error) else f"ended by {kind.__name__}")
+        if isinstance(error, NcdError) and error.hint:
+            self.write(f"hint: {error.hint}")
+
+
+@contextmanager
+def tensorboard(folder: Path, *, epochs_done: int) -> Iterator[Callable[[Mapping[str, Any]], None]]:
+    """Yield what writes an epoch's row. Epochs after `epochs_done` that an interrupted run left there are dropped."""
+    writer = SummaryWriter(folder, purge_step=epochs_done + 1)
+
+    def write(row: Mapping[str, Any]) -> None:
+        for group, figures in grouped(row).items():
+            for name, value in figures.items():
+                writer.add_scalar(f"{group}/{name}", value, row["epoch"])
+        writer.flush()
+
+    try:
+        yield write
+    finally:
+        writer.close()

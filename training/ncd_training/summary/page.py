@@ -1,0 +1,262 @@
+"""report.html: a whole run on one page that needs no network, no script and no other file."""
+
+from __future__ import annotations
+
+import json
+import re
+import shlex
+from base64 import b64encode
+from collections.abc import Mapping, Sequence
+from datetime import datetime
+from itertools import pairwise
+from pathlib import Path
+from statistics import median
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import numpy as np
+from jinja2 import Environment, PackageLoader, StrictUndefined
+
+from ncd_serve.files import write_text
+from ncd_serve.reference import Reference
+from ncd_training.config.schema import TrainConfig
+from ncd_training.data.manifest import KNOWN_TEST, NOVEL_TEST, UNLABELLED_TRAIN
+from ncd_training.run.plan import stages_before
+from ncd_training.score.metrics import cluster_balance
+from ncd_training.summary.charts import Chart, chart
+from ncd_training.summary.figures import (
+    BALANCE,
+    METHODS,
+    PAIR_COLUMNS,
+    PAIRS,
+    QUALITY,
+    TERMS,
+    WORST,
+    ScoreRow,
+    curves,
+    initial_weights,
+    score_rows,
+    split_uses,
+    worst_first,
+)
+from ncd_training.summary.live import duration
+
+if TYPE_CHECKING:
+    from ncd_training.base.run_dir import RunDir
+    from ncd_training.data.prepare import Setup
+
+Rows = Sequence[Mapping[str, Any]]
+Summary = Mapping[str, Any]
+_MEANINGS = {
+    UNLABELLED_TRAIN: "transductive: the very images that were clustered, seen in training without labels",
+    NOVEL_TEST: "held out: images that training never saw, of the kind that was clustered",
+    KNOWN_TEST: "held out: images that training never saw, of the known classes",
+    "all-test": "held out: both of these together",
+}
+_SAID = {"dataset", "root", "labelled", "unlabelled", "manifest", "novel_classes", "weights"}  # in the plan's words
+_SNAPSHOT = re.compile(r"tsne-(?:init|epoch-(\d+))\.png")
+_LOG_LINE = re.compile(r"^(\d{4}-\d\d-\d\d \d\d:\d\d:\d\d)  (?:epoch (\d+)/)?", re.MULTILINE)
+_FILES = ("config.toml", "summary.json", "metrics.jsonl", "environment.json", "log.txt", "skipped.txt", "estimate.json")
+_MOST_LINES = 1000  # of image files that were left out: a page has to stay one that can be opened
+
+
+class Tile(NamedTuple):
+    """A figure that is seen first."""
+
+    value: str
+    label: str
+    note: str
+
+
+class Setting(NamedTuple):
+    """A setting that is not what it would be by default; both as `config show` writes them."""
+
+    key: str
+    value: str
+    default: str
+
+
+class Picture(NamedTuple):
+    """An image in the page."""
+
+    caption: str
+    file: str
+    address: str
+
+
+class Charts(NamedTuple):
+    """Figures over the epochs; None where there are none."""
+
+    scores: Chart | None
+    balance: Chart | None
+    pairs: Chart | None
+    terms: dict[str, Chart]
+
+
+def write_report(setup: Setup, run: RunDir, *, epoch: int, scored: bool) -> None:
+    """Write the page of a run after so many epochs; `scored`: the scores in its summary are of that state."""
+    write_text(run.report, render_report(setup, run, epoch=epoch, scored=scored))
+
+
+def render_report(setup: Setup, run: RunDir, *, epoch: int, scored: bool) -> str:
+    """The page; what is not known yet, or never will be, is said to be missing."""
+    rows, summary = run.read_metrics()[:epoch], run.read_summary()
+    if not scored:  # they may be there, of an earlier state
+        summary = {**summary, "scores": {}, "pseudo_labels": {}}
+    reference = Reference.read(run.reference) if scored and run.reference.exists() else None
+    sizes = reference.counts.tolist() if reference else []
+    facts = json.loads(run.environment.read_text()) if run.environment.exists() else {}
+    findings = _lines(run.path / "skipped.txt")
+    return _template().render(
+        manifest=setup.manifest,
+        clusters=setup.clusters,
+        config=setup.config,
+        method=METHODS[setup.config.method.name],
+        done=len(rows),
+        scored=scored,
+        run=run.path.absolute(),
+        tiles=tiles(summary, rows, reference),
+        splits=split_uses(setup.manifest),
+        stages=stages_before(setup.config),
+        weights=initial_weights(setup.config, summary),
+        estimate=json.loads(run.estimate.read_text()) if run.estimate.exists() else None,
+        settings=changed_settings(setup.config),
+        scores=scores_by_split(summary),
+        baselines=summary["baselines"],
+        charts=charts(rows, summary["baselines"]),
+        pairs=summary.get("pseudo_labels", {}),
+        sizes=sorted(enumerate(sizes), key=lambda item: -item[1]),
+        balance=balance(sizes) if sizes else None,
+        classes={split: worst_first(score) for split, score in summary["scores"].items() if "classes" in score},
+        pictures=pictures(run.plots),
+        skipped=[line for line in findings if line.startswith("skipped ")],
+        kept=[line for line in findings if not line.startswith("skipped ")],
+        facts=facts,
+        command=command_line(facts.get("command", [])),
+        times=times("\n".join(_lines(run.log))),
+        written=f"{datetime.now():%Y-%m-%d %H:%M:%S}",
+        files=[name for name in _FILES if (run.path / name).exists()],
+    )
+
+
+def tiles(summary: Summary, rows: Rows, reference: Reference | None) -> list[Tile]:
+    """The figures to begin with, as far as they are known."""
+    scores, last = summary["scores"], next((row for row in reversed(rows) if BALANCE in row), {})
+    found, when = [], f"after epoch {last.get('epoch')}"
+    if UNLABELLED_TRAIN in scores:
+        to_beat = [score["acc"] for score in summary["baselines"].values()]
+        note = f"transductive; k-means reaches {max(to_beat):.3f}" if to_beat else "transductive"
+        found.append(Tile(f"{scores[UNLABELLED_TRAIN]['acc']:.3f}", f"ACC, {UNLABELLED_TRAIN}", note))
+    elif "acc" in last:
+        found.append(Tile(f"{last['acc']:.3f}", f"ACC, {UNLABELLED_TRAIN}", f"transductive; {when}"))
+    for split, note in ((NOVEL_TEST, "held out; discovered classes"), (KNOWN_TEST, "held out; known classes")):
+        if split in scores:
+            found.append(Tile(f"{scores[split]['acc']:.3f}", f"ACC, {split}", note))
+    if reference:
+        sizes = reference.counts.tolist()
+        note = f"1 is even; {min(sizes):,} to {max(sizes):,} images in a cluster"
+        found.append(Tile(f"{balance(sizes):.3f}", "cluster balance", note))
+        found.append(
+            Tile(f"{reference.confidences.mean():.3f}", "mean confidence", f"of its cluster, {UNLABELLED_TRAIN}")
+        )
+    elif last:
+        found.append(Tile(f"{last[BALANCE]:.3f}", "cluster balance", f"1 is even; {when}"))
+    return found
+
+
+def balance(sizes: Sequence[int]) -> float:
+    """Cluster balance from sizes."""
+    return cluster_balance(np.repeat(np.arange(len(sizes)), sizes), len(sizes))
+
+
+def changed_settings(config: TrainConfig) -> list[Setting]:
+    """Settings that differ from the defaults, without those that the plan says in words."""
+    defaults = TrainConfig().model_dump(mode="json")
+    return [
+        Setting(f"{section}.{key}", _shown(value), _shown(defaults[section][key]))
+        for section, values in config.model_dump(mode="json").items()
+        for key, value in values.items()
+        if key not in _SAID and value != defaults[section][key]
+    ]
+
+
+def scores_by_split(summary: Summary) -> dict[str, list[ScoreRow]]:
+    """Baselines and scores, those of a split together."""
+    found: dict[str, list[ScoreRow]] = {}
+    for row in score_rows(summary):
+        found.setdefault(row.split, []).append(row)
+    return found
+
+
+def charts(rows: Rows, baselines: Mapping[str, Mapping[str, float]]) -> Charts:
+    """All that there is to draw so far."""
+    quality, pairs = curves(rows, QUALITY), curves(rows, PAIRS)
+    even = quality.pop("balance", None)
+    levels = {name: score["acc"] for name, score in baselines.items()}
+    return Charts(
+        scores=chart(quality, top=1.0, levels=levels) if quality else None,
+        balance=chart({"balance": even}, top=1.0) if even else None,
+        pairs=chart(pairs, top=1.0) if pairs else None,
+        terms={name: chart({name: points}) for name, points in curves(rows, TERMS).items()},
+    )
+
+
+def pictures(folder: Path) -> list[Picture]:
+    """t-SNE of the embeddings, the earliest first."""
+    names = {file.name: _SNAPSHOT.fullmatch(file.name) for file in folder.glob("tsne-*")}
+    found = {int(match[1] or 0): folder / name for name, match in names.items() if match}
+    return [
+        Picture(
+            f"after epoch {epoch}" if epoch else "before discovery",
+            found[epoch].name,
+            "data:image/png;base64," + b64encode(found[epoch].read_bytes()).decode(),
+        )
+        for epoch in sorted(found)
+    ]
+
+
+def command_line(words: Sequence[str]) -> str:
+    """What was typed, quoted for a shell."""
+    if words and Path(words[0]).name == "__main__.py":
+        words = ["python", "-m", Path(words[0]).parent.name, *words[1:]]
+    return shlex.join(words)
+
+
+def times(log: str) -> dict[str, str]:
+    """From the log: when a run began, when its last epoch ended, and how long that and one epoch took."""
+    lines = [(datetime.fromisoformat(when), int(epoch or 0)) for when, epoch in _LOG_LINE.findall(log)]
+    if not lines:
+        return {}
+    # An epoch that was repeated after an interruption counts once.
+    ends = {epoch: when for when, epoch in lines if epoch}
+    found = {"started": f"{lines[0][0]}"}
+    if ends:
+        last = ends[max(ends)]
+        found |= {"last epoch ended": f"{last}", "duration": duration((last - lines[0][0]).total_seconds())}
+    steps = [(ends[later] - ends[earlier]).total_seconds() for earlier, later in pairwise(sorted(ends))]
+    return {**found, "an epoch": f"{duration(median(steps))} (median)"} if steps else found
+
+
+def _shown(value: Any) -> str:
+    return "not set" if value is None else json.dumps(value, ensure_ascii=False)
+
+
+def _lines(file: Path) -> list[str]:
+    return file.read_text(encoding="utf-8").splitlines() if file.exists() else []
+
+
+def _template() -> Any:
+    environment = Environment(
+        loader=PackageLoader("ncd_training.summary"),
+        autoescape=True,
+        undefined=StrictUndefined,
+        trim_blocks=True,
+        lstrip_blocks=True,
+    )
+    environment.globals |= {
+        "meanings": _MEANINGS,
+        "most_lines": _MOST_LINES,
+        "pair_columns": PAIR_COLUMNS,
+        "quote": shlex.quote,
+        "worst": WORST,
+    }
+    return environment.get_template("report.html.jinja")
