@@ -15,10 +15,7 @@ import sys
 from pathlib import Path
 from typing import Any
 
-from ncd_training.base.run_dir import RunDir
-from ncd_training.config.resolve import resolve_config
-from ncd_training.data.prepare import prepare
-from ncd_training.run.train import train
+from ncd_training import discover, open_run
 from rich.console import Console
 from rich.table import Table
 
@@ -32,28 +29,23 @@ ROWS: dict[str, tuple[list[str], dict[str, Any]]] = {
 LEAST_ACC, LEAST_LEAD = 0.50, 0.03
 
 
-def summary(row: str, seed: int, options: argparse.Namespace, console: Console) -> dict[str, Any]:
-    """Scores of a row with a seed, trained unless that was done before."""
+def figures(row: str, seed: int, options: argparse.Namespace) -> dict[str, float]:
+    """ACC of a row with a seed by what was measured; trained unless that was done before."""
     recipes, overrides = ROWS[row]
-    run = RunDir(options.out / f"{row}-{seed}")
-    if not run.path.exists():
-        settings = {
-            "data.root": str(options.data),
-            "data.cache_dir": str(options.out / "views"),
-            "model.weights": str(options.weights),
-            "optim.seed": seed,
-            "report.tsne_epochs": [],
-        }
-        setup = prepare(resolve_config(recipes=["cub200", *recipes], overrides={**settings, **overrides}), console)
-        train(setup, RunDir.create(run.path, setup.config))
-    elif not run.read_summary()["scores"]:
-        train(prepare(run.config(), console), run)
-    return run.read_summary()
-
-
-def figures(found: dict[str, Any]) -> dict[str, float]:
-    """ACC by what was measured."""
-    return {name: score["acc"] for name, score in {**found["baselines"], **found["scores"]}.items()}
+    folder = options.out / f"{row}-{seed}"
+    if not folder.exists():
+        discover(
+            dataset="cub200",
+            data_root=options.data,
+            weights=options.weights,
+            recipe=recipes,
+            settings={"data.cache_dir": str(options.out / "views"), "report.tsne_epochs": [], **overrides},
+            seed=seed,
+            out=folder,
+        )
+    run = open_run(folder)
+    found = (run if run.summary.scores else run.resume()).summary
+    return {name: score.acc for name, score in {**found.baselines, **found.scores}.items()}
 
 
 def add_row(table: Table, name: str, values: list[float]) -> None:
@@ -72,7 +64,7 @@ def main() -> None:
     parser.add_argument("--rows", nargs="+", choices=ROWS, default=["full", "global", "local"])
     options = parser.parse_args()
     console = Console()
-    found = {row: [figures(summary(row, seed, options, console)) for seed in options.seeds] for row in options.rows}
+    found = {row: [figures(row, seed, options) for seed in options.seeds] for row in options.rows}
     table = Table("row", "ACC, mean of seeds", "each seed", title=f"CUB-200-2011, seeds {options.seeds}")
     for name in (name for name in found[options.rows[0]][0] if name.startswith("k-means")):
         add_row(table, f"{name}, unlabelled-train", [run[name] for run in found[options.rows[0]]])

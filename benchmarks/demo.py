@@ -12,26 +12,19 @@ import time
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
-from ncd_training.base.run_dir import RunDir
-from ncd_training.config.resolve import resolve_config
+from ncd_training import discover
 from ncd_training.data.datasets.glyphs import write_glyphs
-from ncd_training.data.prepare import prepare
-from ncd_training.run.train import train
 from rich.console import Console
 from rich.table import Table
 
 LEAST_ACC, LEAST_LEAD = 0.90, 0.05
 
 
-def accuracies(seed: int, folder: Path, console: Console) -> dict[str, float]:
+def accuracies(seed: int, folder: Path) -> dict[str, float]:
     """Train with a seed; ACC by what was measured."""
     root = write_glyphs(folder / "data", seed=seed)
-    config = resolve_config(recipes=["glyphs"], overrides={"data.root": str(root), "optim.seed": seed})
-    setup = prepare(config, console)
-    run = RunDir.create(folder / "run", setup.config)
-    train(setup, run)
-    summary = run.read_summary()
-    return {name: score["acc"] for name, score in {**summary["baselines"], **summary["scores"]}.items()}
+    summary = discover(dataset="glyphs", data_root=root, seed=seed, out=folder / "run").summary
+    return {name: score.acc for name, score in {**summary.baselines, **summary.scores}.items()}
 
 
 def main() -> None:
@@ -41,7 +34,7 @@ def main() -> None:
     for seed in map(int, sys.argv[1:] or (0, 1, 2)):
         start = time.perf_counter()
         with TemporaryDirectory() as folder:
-            acc = accuracies(seed, Path(folder), console)
+            acc = accuracies(seed, Path(folder))
         cells = [f"{acc[str(column.header)]:.3f}" for column in table.columns[1:-1]]
         table.add_row(str(seed), *cells, f"{time.perf_counter() - start:.0f}")
         lead = acc["unlabelled-train"] - max(acc["k-means on raw pixels"], acc["k-means on initial features"])

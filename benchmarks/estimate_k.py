@@ -18,10 +18,13 @@ from typing import Any
 
 from ncd_training.base.run_dir import RunDir
 from ncd_training.config.resolve import resolve_config
-from ncd_training.data.prepare import prepare
+from ncd_training.data.prepare import list_images
+from ncd_training.run.train import set_up
 from ncd_training.study.class_features import estimate
 from rich.console import Console
 from rich.table import Table
+
+from ncd_serve.progress import Progress
 
 SHARED = Path(__file__).resolve().parents[2] / "shared"
 CUB = {
@@ -43,6 +46,7 @@ def main() -> None:
     parser.add_argument("--cache", type=Path, help="Where trunk maps are kept; default: made anew each time.")
     options = parser.parse_args()
     console, missed = Console(), False
+    progress = Progress(console)
     table = Table("images", "estimator", "seed", "true", "by size", "estimate", "minutes", "CPU minutes")
     for problem in options.problems:
         recipes, settings, true, off = PROBLEMS[problem]
@@ -50,10 +54,11 @@ def main() -> None:
             for seed in options.seeds:
                 more = {"data.novel_classes": "auto", "estimate.estimator": estimator, "optim.seed": seed}
                 cache = {"data.cache_dir": str(options.cache)} if options.cache else {}
-                setup = prepare(resolve_config(recipes=recipes, overrides={**settings, **more, **cache}), console)
+                config = resolve_config(recipes=recipes, overrides={**settings, **more, **cache})
+                setup = set_up(list_images(config, track=progress.track), progress=progress)
                 start, worked = time.monotonic(), time.process_time()
                 with tempfile.TemporaryDirectory() as folder:
-                    found = estimate(setup, RunDir(Path(folder))).classes
+                    found = estimate(setup, RunDir(Path(folder)), progress=progress).classes
                 minutes = (time.monotonic() - start) / 60, (time.process_time() - worked) / 60
                 manifest = setup.manifest
                 by_size = len(manifest.unlabelled) * len(manifest.known_classes) / len(manifest.labelled)

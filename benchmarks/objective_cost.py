@@ -17,7 +17,7 @@ import torch
 from ncd_training.config.schema import LossConfig, ModelConfig, TrainConfig
 from ncd_training.model.branches import BranchOutput, DualBranchModel
 from ncd_training.model.trunk import build_trunk
-from ncd_training.objective.dual import Objective
+from ncd_training.objective.dual import DualObjective
 from ncd_training.objective.method import Batch
 from ncd_training.run.state import TrainState
 from ncd_training.run.step import train_step
@@ -47,7 +47,7 @@ def pair_and_bank_seconds(*, unlabelled: int, bank: int) -> float:
     """Forward and backward of pseudo labels, pairwise terms and distillation, with full memories."""
     model = ModelConfig(bank_size=bank, dictionary_size=bank)
     loss = LossConfig(cross_entropy=False, consistency=False)
-    objective = Objective(DIM, model=model, labels=TrainConfig().pseudo_labels, loss=loss)
+    objective = DualObjective(DIM, model=model, labels=TrainConfig().pseudo_labels, loss=loss)
     objective.banks.push([torch.rand(bank, DIM) for _ in range(2)])
     for judge in objective.pseudo_labels:
         judge.dictionary.push(torch.rand(bank, DIM))
@@ -63,7 +63,7 @@ def step_seconds() -> float:
     model = DualBranchModel(build_trunk("resnet50", resolution=224), known=KNOWN, novel=NOVEL)
     model.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
     model.train()
-    objective = Objective(DIM, model=config.model, labels=config.pseudo_labels, loss=config.loss)
+    objective = DualObjective(DIM, model=config.model, labels=config.pseudo_labels, loss=config.loss)
     state = TrainState(model, objective, torch.optim.SGD(model.branches.parameters(), 0.01))
     views = [torch.randint(0, 256, (LABELLED + UNLABELLED, 3, 224, 224), dtype=torch.uint8) for _ in range(2)]
     labels, generator = torch.arange(LABELLED), torch.Generator()

@@ -19,7 +19,8 @@ import torch
 from ncd_training.base.checkpoint import load_checkpoint
 from ncd_training.base.randomness import generator_for
 from ncd_training.base.run_dir import RunDir
-from ncd_training.data.prepare import Setup, prepare
+from ncd_training.config.schema import DataConfig
+from ncd_training.data.prepare import reopen
 from ncd_training.model.branches import BranchOutput
 from ncd_training.model.predict import run_model
 from ncd_training.run.state import TrainState, load_state
@@ -29,13 +30,14 @@ from rich.table import Column, Table
 from torch import Tensor
 
 from ncd_serve.errors import NcdError
+from ncd_serve.progress import Progress, Track
 
 
-def features(state: TrainState, setup: Setup, paths: list[Path]) -> tuple[Tensor, Tensor]:
+def features(state: TrainState, data: DataConfig, paths: list[Path], track: Track) -> tuple[Tensor, Tensor]:
     """Embeddings [M, d] of the global branch and descriptions [M, e] of the local one."""
-    data, kinds = setup.config.data, state.objective.kinds
+    kinds = state.method.kinds
     whole, parts = (kinds.index(kind) if kind in kinds else 0 for kind in ("global", "local"))
-    judge = deepcopy(state.objective.pseudo_labels[parts]).eval()
+    judge = deepcopy(state.method.pseudo_labels[parts]).eval()
     descriptions: list[Tensor] = []
 
     def fill(outputs: list[BranchOutput]) -> None:
@@ -51,15 +53,15 @@ def features(state: TrainState, setup: Setup, paths: list[Path]) -> tuple[Tensor
     passes = [describe] if len(judge.dictionary.filled) else [fill, describe]
     for number, see in enumerate(passes, start=1):
         what = f"pass {number} of {len(passes)}"
-        run_model(state.model, paths, data.preprocess, workers=data.workers, track=setup.track, what=what, see=see)
+        run_model(state.model, paths, data.preprocess, workers=data.workers, track=track, what=what, see=see)
     return torch.cat(embeddings), torch.cat(descriptions)
 
 
-def quality_table(run: RunDir, console: Console, *, initial: bool, images: int) -> Table:
-    setup = prepare(run.config(), console)
+def quality_table(run: RunDir, progress: Progress, *, initial: bool, images: int) -> Table:
+    setup = reopen(run, progress=progress)
     if setup.manifest.truth is None:
         sys.exit("no true classes are known for these images, so there is nothing to compare with")
-    state = load_state(setup, run)
+    state = load_state(setup, run.checkpoint)
     if initial:
         load_checkpoint(state, run.initial)
     rows = sample_rows(len(setup.manifest.unlabelled), seed=0, at_most=images)
@@ -69,7 +71,8 @@ def quality_table(run: RunDir, console: Console, *, initial: bool, images: int) 
     table = Table(Column("scores", no_wrap=True), Column("features", no_wrap=True), title=title, title_justify="left")
     for name in ("AUC", "precision of best", "mean, same", "mean, others"):
         table.add_column(name, justify="right")
-    for what, form, scores in score_variants(*features(state, setup, [setup.manifest.unlabelled[row] for row in rows])):
+    paths = [setup.manifest.unlabelled[row] for row in rows]
+    for what, form, scores in score_variants(*features(state, setup.config.data, paths, progress.track)):
         found = pair_quality(scores, truth)
         columns = ("auc", "precision_at_positives", "mean_same", "mean_different")
         table.add_row(what, form, *(f"{found[name]:.3f}" for name in columns))
@@ -85,7 +88,7 @@ def main() -> None:
     console = Console()
     try:
         run = RunDir.open(arguments.run)
-        console.print(quality_table(run, console, initial=arguments.initial, images=arguments.images))
+        console.print(quality_table(run, Progress(console), initial=arguments.initial, images=arguments.images))
     except NcdError as error:
         sys.exit(f"error: {error}\nhint: {error.hint}")
 

@@ -33,7 +33,7 @@ from ncd_training.model.branches import BranchOutput, DualBranchModel
 from ncd_training.model.map_cache import CachedViews, cache_views
 from ncd_training.model.onnx import OnnxTrunk
 from ncd_training.model.trunk import TailOutput, TransformerTail, build_trunk
-from ncd_training.objective.dual import Objective
+from ncd_training.objective.dual import DualObjective
 from ncd_training.objective.losses import bank_log_probabilities, symmetric_kl
 from ncd_training.objective.method import Batch
 from ncd_training.run.state import TrainState
@@ -73,7 +73,7 @@ def build(trunk: str, *, plain: bool) -> TrainState:
     if not plain:
         model.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
         model.trunk.in_onnx = OnnxTrunk(trunk, SIZES[trunk])
-    objective = Objective(model.dim, model=config.model, labels=config.pseudo_labels, loss=config.loss)
+    objective = DualObjective(model.dim, model=config.model, labels=config.pseudo_labels, loss=config.loss)
     model.train()
     return TrainState(model, objective, torch.optim.SGD(model.branches.parameters(), 0.01, momentum=0.9))
 
@@ -96,8 +96,8 @@ class FullSizeViews(FileViews):
 
 def plain_step(state: TrainState, views: list[Tensor], labels: Tensor, generator: torch.Generator) -> None:
     """The five terms as one would write them down first."""
-    model, objective, n = state.model, state.objective, len(labels)
-    assert isinstance(objective, Objective)
+    model, objective, n = state.model, state.method, len(labels)
+    assert isinstance(objective, DualObjective)
     with torch.no_grad():
         maps = [model.trunk(view) for view in views]
     first, second = map(model, maps)
@@ -118,7 +118,7 @@ def plain_step(state: TrainState, views: list[Tensor], labels: Tensor, generator
     objective.remember(batch, branches=model.branches, generator=generator)
 
 
-def describe(objective: Objective, number: int, output: BranchOutput, n: int) -> Tensor:
+def describe(objective: DualObjective, number: int, output: BranchOutput, n: int) -> Tensor:
     if number == 0:
         return output.embedding[n:].detach()
     dictionary = objective.pseudo_labels[number].dictionary

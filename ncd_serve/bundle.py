@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import json
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from pydantic import BaseModel, ConfigDict, ValidationError
 
@@ -68,6 +70,11 @@ class Bundle:
     def reference(self) -> Reference:
         """The images that the clusters were found in."""
         return Reference.read(self.folder / REFERENCE)
+
+    def verification(self) -> dict[str, Any]:
+        """Read how the ONNX model was compared with the trained one."""
+        found: dict[str, Any] = json.loads((self.folder / VERIFICATION).read_text(encoding="utf-8"))
+        return found
 
     @classmethod
     def read(cls, folder: Path) -> Bundle:

@@ -17,8 +17,9 @@ from ncd_training.base.run_dir import RunDir
 from ncd_training.data.prepare import Setup
 from ncd_training.model.map_cache import view_bytes
 from ncd_training.model.onnx import write_onnx
+from ncd_training.model.predict import run_model
 from ncd_training.run.state import TrainState, load_state
-from ncd_training.score.reference import checkpoint_id, look_at_unlabelled, to_reference
+from ncd_training.score.reference import checkpoint_id, to_reference
 from ncd_training.summary.figures import initial_weights
 
 from ncd_export.graph import ExportGraph
@@ -32,6 +33,7 @@ from ncd_serve.bundle import CARD, HASHED, LABELS, MANIFEST, MODEL, VERIFICATION
 from ncd_serve.errors import DataError, UsageError
 from ncd_serve.files import atomic_directory, sha256, write_json, write_text
 from ncd_serve.preprocess import load_array
+from ncd_serve.progress import Progress
 from ncd_serve.reference import REFERENCE, Reference
 
 _PACKAGES = ("ncd-serve", "torch", "onnx")
@@ -66,22 +68,29 @@ class Exported(NamedTuple):
 
 
 def export_run(
-    setup: Setup, run: RunDir, *, out: Path, repository: Path, name: str, options: ExportOptions | None = None
+    setup: Setup,
+    run: RunDir,
+    *,
+    out: Path,
+    repository: Path,
+    name: str,
+    progress: Progress,
+    options: ExportOptions | None = None,
 ) -> Exported:
     """Write the bundle and add it to the repository, or leave both as they were."""
     options = options or ExportOptions()
     options.check()
     check_place(repository, name)
     _check_output(out)
-    state = load_state(setup, run, checkpoint=options.checkpoint)
+    state = load_state(setup, options.checkpoint or run.checkpoint)
     planned = setup.config.optim.epochs
     if state.epoch < planned:
-        setup.console.print(f"this is the state after {state.epoch} of {planned} epochs", style="yellow")
+        progress.say(f"this is the state after {state.epoch} of {planned} epochs", style="yellow")
     with told_if_it_cannot_be_written(out), atomic_directory(out) as folder:
-        reference = _write_reference(setup, run, state, options, folder / REFERENCE)
+        reference = _write_reference(setup, run, state, options, folder / REFERENCE, progress)
         graph = ExportGraph(state.model, reference.limits()).cpu().eval()
         manifest = _describe(setup, run, options, state, checkpoint=reference.checkpoint)
-        verification, agreement = _write_model(graph, folder / MODEL, manifest, setup, options)
+        verification, agreement = _write_model(graph, folder / MODEL, manifest, setup, options, progress)
         compared = {**verification.as_dict(), "agreement": asdict(agreement) if agreement else None}
         write_json(folder / VERIFICATION, compared)
         write_text(folder / LABELS, "".join(f"{label}\n" for label in manifest.cluster_names))
@@ -91,7 +100,7 @@ def export_run(
         hashes = {file: sha256(folder / file) for file in (*HASHED, REFERENCE)}
         write_text(folder / MANIFEST, manifest.model_copy(update={"sha256": hashes}).model_dump_json(indent=2) + "\n")
         if keep_names(out, Bundle.read(folder)):
-            setup.console.print("the clusters keep the names, merges and junk that the bundle had")
+            progress.say("the clusters keep the names, merges and junk that the bundle had")
         version_folder = add_to_repository(
             Bundle.read(folder),
             repository,
@@ -103,38 +112,52 @@ def export_run(
     return Exported(Bundle.read(out), version_folder, verification, agreement)
 
 
-def _write_reference(setup: Setup, run: RunDir, state: TrainState, options: ExportOptions, target: Path) -> Reference:
+def _write_reference(
+    setup: Setup, run: RunDir, state: TrainState, options: ExportOptions, target: Path, progress: Progress
+) -> Reference:
     """The run's own if it is of the exported state, else a new one; read back, since its file rounds embeddings."""
     checkpoint = options.checkpoint or run.checkpoint
     if run.reference.is_file() and Reference.read(run.reference).checkpoint == checkpoint_id(checkpoint):
         shutil.copyfile(run.reference, target)
     else:
-        to_reference(setup, look_at_unlabelled(setup, state.model), checkpoint=checkpoint).write(target)
+        data, paths = setup.config.data, setup.manifest.unlabelled
+        what = "looking at the unlabelled images"
+        outputs = run_model(state.model, paths, data.preprocess, workers=data.workers, track=progress.track, what=what)
+        open_world = setup.config.model.heads == "open_world"
+        reference = to_reference(outputs, setup.manifest, checkpoint=checkpoint, clusters_are_classes=open_world)
+        reference.write(target)
     return Reference.read(target)
 
 
 def _write_model(
-    graph: ExportGraph, model: Path, manifest: BundleManifest, setup: Setup, options: ExportOptions
+    graph: ExportGraph,
+    model: Path,
+    manifest: BundleManifest,
+    setup: Setup,
+    options: ExportOptions,
+    progress: Progress,
 ) -> tuple[Verification, Agreement | None]:
     """The ONNX file in the precision that was asked for; fp32 is compared with torch, fewer bits with fp32."""
     facts = {key: getattr(manifest, key) for key in ("bundle_id", "dataset", "method", "precision")}
-    with setup.console.status("translating to ONNX"):
+    with progress.status("translating to ONNX"):
         write_onnx(graph, model, resolution=manifest.preprocess.resolution, metadata={**facts, **manifest.versions})
-    images = _load(_compared(setup), setup)
-    verification = verify(graph, model, images, max_batch=MAX_BATCH, track=setup.track)
+    images = _load(_compared(setup), setup, progress)
+    verification = verify(graph, model, images, max_batch=MAX_BATCH, track=progress.track)
     if options.precision == "fp32":
         return verification, None
-    return verification, _reduce(model, graph.output_names, images, setup, options)
+    return verification, _reduce(model, graph.output_names, images, setup, options, progress)
 
 
-def _reduce(model: Path, names: tuple[str, ...], images: Images, setup: Setup, options: ExportOptions) -> Agreement:
+def _reduce(
+    model: Path, names: tuple[str, ...], images: Images, setup: Setup, options: ExportOptions, progress: Progress
+) -> Agreement:
     """Put the same model in fewer bits in its place, if it agrees with it."""
     reduced = model.with_name("reduced.onnx")
     calibration = _calibration(setup) if options.precision == "int8" else []
     if options.precision == "int8":
-        pictures = _load(calibration, setup)
+        pictures = _load(calibration, setup, progress)
         batches = np.array_split(pictures, -(-len(pictures) // _CALIBRATION_BATCH))
-        to_int8(model, reduced, setup.track(batches, "calibrating int8", len(batches)))
+        to_int8(model, reduced, progress.track(batches, "calibrating int8", len(batches)))
     else:
         to_fp16(model, reduced)
     agreement = compare_precisions(
@@ -146,7 +169,7 @@ def _reduce(model: Path, names: tuple[str, ...], images: Images, setup: Setup, o
         calibrated_on=len(calibration),
         required=options.min_agreement,
         max_batch=MAX_BATCH,
-        track=setup.track,
+        track=progress.track,
     )
     reduced.replace(model)
     return agreement
@@ -167,9 +190,9 @@ def _spread(paths: Sequence[Path], most: int) -> list[Path]:
     return list(paths[:: max(1, -(-len(paths) // most))])
 
 
-def _load(paths: Sequence[Path], setup: Setup) -> Images:
+def _load(paths: Sequence[Path], setup: Setup, progress: Progress) -> Images:
     spec = setup.config.data.preprocess
-    return np.stack([load_array(path, spec) for path in setup.track(paths, "reading images", len(paths))])
+    return np.stack([load_array(path, spec) for path in progress.track(paths, "reading images", len(paths))])
 
 
 def _describe(

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from jinja2 import Environment, PackageLoader, StrictUndefined
-from ncd_training.summary.figures import METHODS, split_uses
+from ncd_training.objective import method_named
+from ncd_training.summary.figures import split_uses
 
 if TYPE_CHECKING:
+    from ncd_training.base.scores import Summary
     from ncd_training.data.prepare import Setup
 
     from ncd_export.verify import Agreement
@@ -25,20 +27,20 @@ _DATA_LICENCES = {
 
 
 def render_card(
-    manifest: BundleManifest, setup: Setup, summary: dict[str, Any], agreement: Agreement | None, *, scored: bool
+    manifest: BundleManifest, setup: Setup, summary: Summary, agreement: Agreement | None, *, scored: bool
 ) -> str:
     """The card; `scored`: the summary's scores are those of the exported state."""
     environment = Environment(loader=PackageLoader("ncd_export"), undefined=StrictUndefined, trim_blocks=True)
     return environment.get_template("model_card.md.jinja").render(
         manifest=manifest,
-        method=METHODS[manifest.method],
+        method=method_named(manifest.method).title,
         splits=split_uses(setup.manifest),
-        baselines=summary["baselines"],
-        scores=summary["scores"] if scored else {},
+        baselines=summary.baselines,
+        scores=summary.scores if scored else {},
         agreement=agreement,
         tells_known=setup.config.model.heads != "separate",
         data_licence=_data_licence(setup.config.data.dataset),
-        weights_file=summary.get("weights", {}).get("file"),
+        weights_file=summary.weights.file if summary.weights else None,
     )
 
 

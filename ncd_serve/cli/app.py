@@ -20,6 +20,7 @@ from ncd_serve.cli import (
     deploy,
     drift,
     estimate_k,
+    evaluate,
     export,
     gallery,
     inspect,
@@ -48,7 +49,7 @@ app = typer.Typer(
 app.command()(train.train)
 app.command()(pretrain.pretrain)
 app.command()(estimate_k.estimate_k)
-app.command()(train.evaluate)
+app.command()(evaluate.evaluate)
 app.command()(compare.compare)
 app.add_typer(config.app, name="config")
 app.command()(export.export)

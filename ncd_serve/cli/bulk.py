@@ -10,8 +10,8 @@ from pathlib import Path
 
 from rich.progress import track
 
-from ncd_serve.cli import extras
 from ncd_serve.cli.console import messages, say
+from ncd_serve.cli.extras import needs
 from ncd_serve.errors import DataError, UsageError
 from ncd_serve.runners import Device
 
@@ -37,7 +37,8 @@ def assign_in_bulk(
     """Plan, or take up the plan that the folder has; then do what is left of it."""
     if output is None:
         raise UsageError("--engine ray needs an --out", hint="add --out FOLDER")
-    engine = extras.load("ncd_serve.bulk.ray_engine", extra="ray")
+    with needs("ray"):
+        from ncd_serve.bulk import ray_engine as engine
     from ncd_serve.bulk.blocks import cut
     from ncd_serve.bulk.parts import Order, check_folder, finished, remove_leftovers, write_plan
     from ncd_serve.bulk.storage import Folder

@@ -1,4 +1,4 @@
-"""Where the commands write: answers to standard output, everything about the work to standard error."""
+"""Consoles of the commands: answers go to standard output, everything about the work to standard error."""
 
 from __future__ import annotations
 
@@ -6,6 +6,8 @@ import json
 import os
 import sys
 import time
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import NoReturn
 
@@ -13,34 +15,39 @@ from rich.console import Console
 from rich.markup import escape
 
 from ncd_serve.errors import NcdError
+from ncd_serve.progress import Progress
 
-# Of the processes that torchrun starts, only the first one speaks.
-_FOLLOWS = int(os.environ.get("RANK", "0")) > 0
-out = Console(quiet=_FOLLOWS)
-messages = Console(stderr=True, quiet=_FOLLOWS)
+out = Console()
+messages = Console(stderr=True)
+progress = Progress(messages)
+say = progress.say
 _errors = Console(stderr=True)
-_MANNERS = 5  # s
+FOLLOWER_DELAY_SECONDS = 5
 
 
-def say(text: str) -> None:
-    """A line about the work, as it is: no markup, no breaks."""
-    messages.print(text, markup=False, highlight=False, soft_wrap=True)
+@contextmanager
+def one_speaker(*, is_leader: bool) -> Iterator[None]:
+    """Let one of several training processes speak. A follower's error waits: mostly the leader says the same."""
+    out.quiet = messages.quiet = not is_leader
+    try:
+        yield
+    except NcdError as error:
+        if not is_leader:
+            time.sleep(FOLLOWER_DELAY_SECONDS)  # torchrun ends this process here when the leader has failed too
+        if "TORCHELASTIC_ERROR_FILE" in os.environ:
+            _tell_torchrun(error, Path(os.environ["TORCHELASTIC_ERROR_FILE"]))
+        raise
 
 
 def exit_with(error: NcdError) -> NoReturn:
-    """Say what is wrong and what to do, and end with the documented code."""
-    if _FOLLOWS:
-        # Mostly the first process says the same; then torchrun ends this one here.
-        time.sleep(_MANNERS)
+    """Print what is wrong and what to do, and exit with the documented code."""
     _errors.print(f"[bold red]error:[/bold red] {escape(str(error))}", soft_wrap=True, highlight=False)
     if error.hint:
         _errors.print(f"[bold]hint:[/bold] {escape(error.hint)}", soft_wrap=True, highlight=False)
-    if "TORCHELASTIC_ERROR_FILE" in os.environ:
-        _tell_torchrun(error, Path(os.environ["TORCHELASTIC_ERROR_FILE"]))
     sys.exit(error.exit_code)
 
 
 def _tell_torchrun(error: NcdError, target: Path) -> None:
-    """For the summary that torchrun ends with, in the form that it reads."""
+    """Write the error for the summary that torchrun ends with, in the form that it reads."""
     facts = {"message": str(error), "errorCode": error.exit_code, "extraInfo": {"timestamp": int(time.time())}}
     target.write_text(json.dumps({"message": facts}))

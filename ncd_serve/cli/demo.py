@@ -8,8 +8,8 @@ from typing import Annotated
 
 import typer
 
-from ncd_serve.cli import extras
 from ncd_serve.cli.console import messages, out
+from ncd_serve.cli.extras import needs
 from ncd_serve.errors import UsageError
 
 _IMAGES_PER_CLASS = 3
@@ -23,12 +23,15 @@ def demo(
     """Train, evaluate, export, look, serve and query on images drawn here: nothing to download."""
     from ncd_serve.triton import TritonServer, find_triton
 
+    with needs("train"):
+        from ncd_training.data.datasets.glyphs import write_glyphs
+
     if folder.exists():
         raise UsageError(f"{folder} exists already", hint=f"rm -r {folder}, or give another --out")
     find_triton()  # what would be missed at the end is better missed now
     run, repository, data = folder / "run", folder / "model_repository", folder / "data" / f"glyphs-{seed}"
     with messages.status("drawing images"):
-        extras.load("ncd_training.data.datasets.glyphs", extra="train").write_glyphs(data, seed=seed)
+        write_glyphs(data, seed=seed)
     _type("train", "--dataset", "glyphs", "--data-root", data, "--seed", seed, "--out", run)
     _type("evaluate", run)
     _type("export", run, "--repository", repository)
@@ -71,5 +74,6 @@ def _show(*words: object) -> None:
 
 def _new_images(data: Path) -> list[Path]:
     """Held-out images of the novel classes, which training never saw."""
-    novel = extras.load("ncd_training.data.datasets.glyphs", extra="train").NOVEL
-    return [path for name in novel for path in sorted((data / "test" / name).iterdir())[:_IMAGES_PER_CLASS]]
+    from ncd_training.data.datasets.glyphs import NOVEL
+
+    return [path for name in NOVEL for path in sorted((data / "test" / name).iterdir())[:_IMAGES_PER_CLASS]]

@@ -3,35 +3,31 @@
 from __future__ import annotations
 
 import json
-from enum import Enum
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 from rich.table import Table
 
-from ncd_serve.cli import extras
-from ncd_serve.cli.config import ConfigFile, Recipes, Settings, data_flags, resolve
-from ncd_serve.cli.console import messages, out
-from ncd_serve.cli.options import (
+from ncd_serve.cli.console import out, progress
+from ncd_serve.cli.extras import needs
+from ncd_serve.cli.options import ConfigFile, Recipes, SetOptions, settings_of_set
+from ncd_serve.options import (
     CacheViews,
     DataRoot,
     Dataset,
+    EstimatorName,
     Labelled,
     ManifestFile,
+    MostClasses,
     Seed,
     StrictData,
     Unlabelled,
     Weights,
 )
 
-
-class Estimator(str, Enum):
-    """How the number is found."""
-
-    BALANCED = "balanced"
-    DTC = "dtc"
-    GCD = "gcd"
+if TYPE_CHECKING:
+    from ncd_training.study.class_number import Estimate
 
 
 def estimate_k(
@@ -41,50 +37,27 @@ def estimate_k(
     unlabelled: Unlabelled = None,
     manifest: ManifestFile = None,
     strict_data: StrictData = False,
-    estimator: Annotated[
-        Estimator | None, typer.Option(help="balanced (the default), or as published: dtc, gcd.")
-    ] = None,
-    most: Annotated[
-        int | None,
-        typer.Option(min=2, help="dtc, gcd: try up to so many; default 100, or half as many as there are images."),
-    ] = None,
+    estimator: EstimatorName = None,
+    most: MostClasses = None,
     weights: Weights = None,
     cache_views: CacheViews = None,
     recipe: Recipes = None,
     config: ConfigFile = None,
-    set_: Settings = None,
+    set_: SetOptions = None,
     seed: Seed = None,
-    output: Annotated[
-        Path | None, typer.Option("--out", help="Where to leave the curve; default runs/<dataset>-classes-<time>.")
+    out_: Annotated[
+        Path | None, typer.Option("--out", help="Folder for the curve; default runs/<dataset>-classes-<time>.")
     ] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
 ) -> None:
     """Estimate how many novel classes the unlabelled images have, for `train --novel-classes`."""
-    flags = {
-        **data_flags(
-            dataset=dataset,
-            data_root=data_root,
-            labelled=labelled,
-            unlabelled=unlabelled,
-            manifest=manifest,
-            strict_data=strict_data,
-        ),
-        "data.novel_classes": "auto",
-        "data.cache_views": cache_views,
-        "model.weights": weights and str(weights.absolute()),
-        "optim.seed": seed,
-        "estimate.estimator": estimator and estimator.value,
-        "estimate.most": most,
-    }
-    settings, run_dir = resolve(recipe, config, set_, flags), _load("base.run_dir")
-    if settings.model.weights is not None:
-        run_dir.weights_path(settings.model.weights)
-    setup = _load("data.prepare").prepare(settings, messages)
-    _load("model.weights").check_weights(setup.config)
-    folder = output or Path("runs") / run_dir.default_run_name(f"{setup.manifest.name}-classes")
-    run = run_dir.RunDir.create(folder, setup.config, command="estimate-k")
-    found = _load("study.class_features").estimate(setup, run)
-    run.drop_cache()
+    options = locals()
+    with needs("train"):
+        from ncd_training import api
+
+        settings, folder = settings_of_set(options.pop("set_")), options.pop("out_")
+        del options["as_json"]
+        found, run = api.estimate_classes(**options, settings=settings, out=folder, progress=progress)
     if as_json:
         out.print_json(json.dumps(found.facts()))
         return
@@ -92,15 +65,15 @@ def estimate_k(
     out.print(
         "Novel classes are taken to have about as many images as known ones; with fewer, some are missed.\n"
         f"[bold]{found.line}[/bold]\n"
-        f"curve: {run.plots / 'estimate.png'}, {run.estimate}\n"
+        f"curve: {run / 'plots' / 'estimate.png'}, {run / 'estimate.json'}\n"
         f"next: ncd-serve train ... --novel-classes {found.classes}",
         highlight=False,
         soft_wrap=True,
     )
 
 
-def _table(found: Any) -> Table:
-    """What every draw of held-back classes said, or the numbers that were tried and what spoke for each."""
+def _table(found: Estimate) -> Table:
+    """Return a row for every draw of held-back classes, or for every number of classes that was tried."""
     if found.cuts:
         table = Table("held-back classes", "novel classes")
         for cut in found.cuts:
@@ -113,7 +86,3 @@ def _table(found: Any) -> Table:
         figures = [trial.accuracy, *([trial.silhouette] if found.by_silhouette is not None else [])]
         table.add_row(str(trial.classes), *(f"{figure:.3f}" for figure in figures))
     return table
-
-
-def _load(module: str) -> Any:
-    return extras.load(f"ncd_training.{module}", extra="train")

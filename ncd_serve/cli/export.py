@@ -8,10 +8,9 @@ from typing import Annotated
 
 import typer
 
-from ncd_serve.cli import extras
-from ncd_serve.cli.console import out
+from ncd_serve.cli.console import out, progress
+from ncd_serve.cli.extras import needs
 from ncd_serve.cli.options import ModelName
-from ncd_serve.cli.train import open_run
 
 
 class Precision(str, Enum):
@@ -54,27 +53,38 @@ def export(
     keep: Annotated[int | None, typer.Option(min=1, help="Remove all versions but the newest N.")] = None,
 ) -> None:
     """Export a run to a verified ONNX bundle and add it to a Triton model repository."""
-    run_dir, setup = open_run(run)
-    exporter = extras.load("ncd_export.export", extra="train,export")
-    hardware = exporter.Hardware(device.value, cores)
-    options = exporter.ExportOptions(checkpoint, precision.value, min_agreement, hardware, replace, keep)
-    bundle, version, verification, agreement = exporter.export_run(
-        setup, run_dir, out=output or run / "bundle", repository=repository, name=model_name, options=options
-    )
+    with needs("train,export"):
+        from ncd_training.api import open_run
+
+        bundle = open_run(run, progress=progress).export(
+            out=output,
+            repository=repository,
+            model_name=model_name,
+            checkpoint=checkpoint,
+            precision=precision.value,
+            min_agreement=min_agreement,
+            device=device.value,
+            cores=cores,
+            replace=replace,
+            keep=keep,
+        )
+    found = bundle.verification()
     out.print(
-        f"verified on {verification.images} images, batches of {', '.join(map(str, verification.batch_sizes))}: "
-        f"{verification.equal_ids:.1%} equal cluster ids, "
-        f"largest difference {max(verification.max_difference.values()):.1e}",
+        f"verified on {found['images']} images, batches of {', '.join(map(str, found['batch_sizes']))}: "
+        f"{found['equal_ids']:.1%} equal cluster ids, "
+        f"largest difference {max(found['max_difference'].values()):.1e}",
         highlight=False,
         soft_wrap=True,
     )
-    if agreement:
+    if agreement := found["agreement"]:
+        calibrated = f"; calibrated on {agreement['calibrated_on']} others" if agreement["calibrated_on"] else ""
         out.print(
-            f"{agreement.precision}: {agreement.equal_ids:.1%} of {agreement.images} images keep the cluster of fp32"
-            + (f"; calibrated on {agreement.calibrated_on} others" if agreement.calibrated_on else ""),
+            f"{agreement['precision']}: {agreement['equal_ids']:.1%} of {agreement['images']} images keep the cluster "
+            f"of fp32{calibrated}",
             highlight=False,
             soft_wrap=True,
         )
+    version = max((repository / model_name).glob("[0-9]*"), key=lambda folder: int(folder.name))
     out.print(
         f"bundle: [bold]{bundle.folder}[/bold]\nmodel:  [bold]{version}[/bold]\n"
         f"next: ncd-serve serve --repository {repository}",

@@ -1,17 +1,18 @@
-"""Import the heavy packages when a command needs them, and say how to get them when they are not there."""
+"""Guard for imports of optional extras."""
 
 from __future__ import annotations
 
-from importlib import import_module
-from typing import Any
+from collections.abc import Iterator
+from contextlib import contextmanager
 
 from ncd_serve.errors import MissingExtraError
 
 
-def load(module: str, *, extra: str) -> Any:
-    """Import one of our own modules that needs an optional extra."""
+@contextmanager
+def needs(extra: str) -> Iterator[None]:
+    """Turn the missing package of an extra into MissingExtraError (exit code 6); for imports inside functions."""
     try:
-        return import_module(module)
+        yield
     except ModuleNotFoundError as error:
         if error.name is None or error.name.startswith("ncd_"):
             raise

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from enum import Enum
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
+
+from ncd_serve.errors import UsageError
 
 
 class RowFormat(str, Enum):
@@ -24,23 +27,16 @@ class Engine(str, Enum):
     RAY = "ray"
 
 
-# Of commands that train.
-Dataset = Annotated[str | None, typer.Option(help="A named dataset, e.g. glyphs or cub200.")]
-DataRoot = Annotated[Path | None, typer.Option(help="Where the named dataset is; default data.")]
-Labelled = Annotated[Path | None, typer.Option(help="Your images: one folder for each known class.")]
-Unlabelled = Annotated[Path | None, typer.Option(help="Your images that nobody named, flat or nested.")]
-ManifestFile = Annotated[Path | None, typer.Option(help="Your images in a CSV file: path,label,split.")]
-StrictData = Annotated[bool, typer.Option("--strict-data", help="Stop at unusable images.")]
-Weights = Annotated[
-    Path | None, typer.Option(help="Weights to start from: MoCo v2, RotNet, torchvision, timm, DINO, or a run.")
+Recipes = Annotated[
+    list[str] | None,
+    typer.Option("--recipe", help="Settings on top of the dataset's own: paper, quick, plus, released, ..."),
 ]
-NovelClasses = Annotated[
-    str | None, typer.Option(metavar="N|auto", help="How many clusters to find; auto: estimated first.")
+ConfigFile = Annotated[Path | None, typer.Option("--config", help="A TOML file with settings.")]
+MethodName = Annotated[
+    str | None, typer.Option("--method", help="dual (the paper's), rankstat, dtc, kcl, mcl, kmeans or orca.")
 ]
-CacheViews = Annotated[
-    int | None, typer.Option(min=0, help="Compute the frozen trunk once for so many views of each image.")
-]
-Seed = Annotated[int | None, typer.Option(help="Seed of all random choices.")]
+SetOptions = Annotated[list[str] | None, typer.Option("--set", help="One setting: section.key=value.")]
+ResumeRun = Annotated[Path | None, typer.Option(help="Continue an interrupted run.")]
 
 ModelName = Annotated[str, typer.Option(help="The model's name in the repository.")]
 Images = Annotated[
@@ -63,3 +59,18 @@ Resume = Annotated[bool, typer.Option("--resume", help="Go on with the --out of 
 MinConfidence = Annotated[
     float, typer.Option(min=0.0, max=1.0, help="Rows with less confidence get the status `unsure`.")
 ]
+
+
+def settings_of_set(texts: list[str] | None) -> dict[str, Any]:
+    """Return the settings that `--set` options give, by `section.key`."""
+    from ncd_training.config.resolve import parse_override
+
+    return dict(parse_override(text) for text in texts or [])
+
+
+def check_resume(options: Mapping[str, Any]) -> None:
+    """Raise UsageError when other options are given with --resume, which would do nothing."""
+    if any(value not in (None, [], False) for name, value in options.items() if name != "resume"):
+        raise UsageError(
+            "--resume continues with the run's own settings", hint="drop the other options, or start a new run"
+        )

@@ -28,6 +28,11 @@ class GivenNames:
     bundle: Path | None = None  # where the names are kept
     fixed: int = 0  # the first clusters, which are known classes and keep their names
 
+    @property
+    def labels(self) -> list[str]:
+        """Name of every cluster, given or default, by id."""
+        return [self.names.get(number, default) for number, default in enumerate(self.defaults)]
+
 
 @dataclass(frozen=True)
 class Collection:

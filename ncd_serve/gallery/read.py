@@ -40,13 +40,14 @@ def read_source(
         found = Bundle.read(source)
         shown = replace(_of_reference(found.reference(), _naming(found), source, images), kind="bundle")
     else:
-        shown = _read_run(source, images)
+        shown = read_run(source, images)
     if not any(file.is_file() for file in shown.files):
         raise DataError(f"none of the images is below {shown.root}", hint="say where they are now: --images DIR")
     return shown
 
 
-def _read_run(run: Path, images: Path | None) -> Collection:
+def read_run(run: Path, images: Path | None = None) -> Collection:
+    """Read a finished run; its images need not be there."""
     reference = Reference.read(run / REFERENCE)
     known = reference.known_clusters
     defaults = [*reference.known_classes[:known], *_numbered(reference.clusters - known)]

@@ -14,6 +14,7 @@ from selenium.webdriver import Chrome
 from selenium.webdriver.common.by import By
 
 from tests.browser import console_errors, open_browser, remote_requests
+from tests.runs import again
 
 WIDTH = "return document.documentElement.scrollWidth - document.documentElement.clientWidth"
 PAPER = "return getComputedStyle(document.body).backgroundColor"
@@ -75,9 +76,7 @@ def test_narrow_and_dark(tiny_run: Path) -> None:
 
 def test_a_class_named_like_a_script(browser: Chrome, tiny_run: Path, tmp_path: Path) -> None:
     from ncd_training.base.run_dir import RunDir
-    from ncd_training.data import prepare as setup
     from ncd_training.summary.page import write_report
-    from rich.console import Console
 
     folder = tmp_path / "it's <b>mine"
     shutil.copytree(tiny_run, folder)
@@ -86,7 +85,7 @@ def test_a_class_named_like_a_script(browser: Chrome, tiny_run: Path, tmp_path: 
     summary["scores"]["unlabelled-train"]["classes"][0]["class"] = name
     (folder / "summary.json").write_text(json.dumps(summary))
     run = RunDir.open(folder)
-    write_report(setup.prepare(run.config(), Console(quiet=True)), run, epoch=2, scored=True)
+    write_report(again(run), run, epoch=2, scored=True)
     browser.get(run.report.as_uri())
     assert browser.title == "glyphs: it's <b>mine"
     assert name in browser.find_element(By.ID, "clusters").text

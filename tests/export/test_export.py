@@ -19,7 +19,7 @@ from ncd_export.precision import to_int8
 from ncd_export.repository import add_to_repository
 from ncd_export.triton_config import Hardware
 from ncd_training.base.run_dir import RunDir
-from ncd_training.data.prepare import Setup, prepare
+from ncd_training.data.prepare import Setup
 from ncd_training.model.onnx import write_onnx
 from rich.console import Console
 from safetensors.torch import load_file, save_file
@@ -31,13 +31,14 @@ from ncd_serve.preprocess import load_array
 from ncd_serve.runners import open_session
 from ncd_serve.triton import TritonServer, find_triton
 from tests.export.folders import unchanged
+from tests.runs import again
 
 QUIET = Console(quiet=True)
 
 
 @pytest.fixture(scope="module")
 def setup(tiny_run: Path) -> Setup:
-    return prepare(RunDir.open(tiny_run).config(), QUIET)
+    return again(RunDir.open(tiny_run))
 
 
 @pytest.fixture

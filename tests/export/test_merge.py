@@ -12,15 +12,14 @@ from ncd_export.graph import ExportGraph
 from ncd_export.merge import set_merges
 from ncd_export.precision import to_fp16, to_int8
 from ncd_training.config.resolve import resolve_config
-from ncd_training.data.prepare import prepare
 from ncd_training.model.onnx import write_onnx
 from ncd_training.model.weights import initial_trunk
 from ncd_training.run.state import build_state
 from onnx import TensorProto, helper
-from rich.console import Console
 
 from ncd_serve.fit import FitLimits
 from ncd_serve.runners import open_session
+from tests.runs import ready
 
 Answer = dict[str, np.ndarray]
 HEADS = {"separate": "linear", "joint": "linear", "open_world": "cosine"}
@@ -91,7 +90,7 @@ def exported(request: pytest.FixtureRequest, glyphs: Path, tmp_path_factory: pyt
     """A real export of an untrained model, one for each kind of head."""
     heads, form = request.param, HEADS[request.param]
     overrides = {"data.root": str(glyphs), "model.heads": heads, "model.head_form": form}
-    setup = prepare(resolve_config(recipes=["glyphs"], overrides=overrides), Console(quiet=True))
+    setup = ready(resolve_config(recipes=["glyphs"], overrides=overrides))
     state = build_state(setup, initial_trunk(setup.config, weights=None)[0])
     with torch.no_grad():  # so that images differ in their clusters
         state.model.branches[0].cluster_head.weight.mul_(50)

@@ -15,16 +15,16 @@ from ncd_training.base.checkpoint import save_checkpoint
 from ncd_training.base.distributed import with_global_batch_norm
 from ncd_training.base.run_dir import RunDir
 from ncd_training.config.resolve import resolve_config
-from ncd_training.data.prepare import Setup, prepare
+from ncd_training.data.prepare import Setup
 from ncd_training.model.branches import DualBranchModel
 from ncd_training.model.weights import initial_trunk
 from ncd_training.run.state import TrainState, build_state
 from ncd_training.run.step import train_step
 from onnx import numpy_helper
-from rich.console import Console
 
 from ncd_serve.preprocess import load_array
 from ncd_serve.runners import open_session
+from tests.runs import ready
 
 # One of each family, at a resolution that leaves maps larger than one pixel.
 FAMILIES = {"small_resnet": 32, "cifar_resnet18": 32, "resnet18": 64, "efficientnet_lite0": 64, "vit_small": 64}
@@ -40,7 +40,7 @@ def stepped(
 ) -> tuple[Setup, RunDir, DualBranchModel]:
     """A run that has done one step on eight images, and its model."""
     overrides = {"data.root": str(glyphs), "model.bank_size": 64, "model.dictionary_size": 64, "optim.epochs": 1}
-    setup = prepare(resolve_config(recipes=["glyphs"], overrides={**overrides, **settings}), Console(quiet=True))
+    setup = ready(resolve_config(recipes=["glyphs"], overrides={**overrides, **settings}))
     run = RunDir.create(folder, setup.config)
     parts, _ = initial_trunk(setup.config, weights=None)
     state = build_state(setup, parts)

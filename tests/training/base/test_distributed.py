@@ -18,10 +18,10 @@ import pytest
 import torch
 from ncd_training.base import distributed as ranks
 from ncd_training.base.distributed import Ranks
+from ncd_training.base.launch import Launch
 from ncd_training.base.run_dir import RunDir
 from ncd_training.config.resolve import parse_override, resolve_config
 from ncd_training.config.schema import TrainConfig
-from ncd_training.data import prepare as setup
 from ncd_training.model.map_cache import cache_views
 from ncd_training.run import train as training
 from rich.console import Console
@@ -31,6 +31,7 @@ from torch.distributed.distributed_c10d import _set_pg_timeout
 
 from ncd_serve import progress
 from ncd_serve.errors import UsageError
+from tests.runs import SILENT, again, ready
 
 QUIET = Console(quiet=True)
 WATCHED = Path(__file__).with_name("watched_ranks.py")
@@ -85,15 +86,18 @@ def train(config: TrainConfig, folder: Path) -> None:
     """As the command does it."""
     import tests.training.base.watched_ranks  # noqa: F401  # steps are compared, and may fail
 
-    prepared = setup.prepare(config, QUIET)
-    training.train(prepared, RunDir.of_this_job(folder, prepared.config) or RunDir.create(folder, prepared.config))
+    launch = Launch.read()
+    prepared = ready(config, launch=launch)
+    begun = RunDir.of_this_job(folder, prepared.config, launch)
+    run = begun or RunDir.create(folder, prepared.config, launch=launch)
+    training.train(prepared, run, progress=SILENT, launch=launch)
 
 
 def resume(folder: Path) -> None:
     import tests.training.base.watched_ranks  # noqa: F401  # steps are compared, and may fail
 
     run = RunDir.open(folder)
-    training.train(setup.prepare(run.config(), QUIET), run)
+    training.train(again(run), run, progress=SILENT, launch=Launch.read())
 
 
 @pytest.mark.slow
@@ -109,7 +113,7 @@ def test_a_run_may_go_on_with_any_number_of_processes(glyphs: Path, tiny_setting
     before, _, summary = failed.stderr.partition("Root Cause")
     assert before.count("error: no images left\nhint: find more") == failed.stderr.count("error: ") == 1
     assert before.count("Traceback") == 1 and "exitcode  : 3" in summary and "no images left" in summary
-    assert failed.stdout == "" and f"interrupted; go on with: ncd-serve train --resume {parts.path}" in before
+    assert failed.stdout == "" and f"interrupted; resume with: ncd-serve train --resume {parts.path}" in before
     assert together(1, resume, parts.path)
 
     for one, other in zip(whole.read_metrics(), parts.read_metrics(), strict=True):
@@ -143,8 +147,8 @@ def test_torchrun_starts_killed_processes_again(glyphs: Path, tiny_settings: lis
     assert weights[0].keys() == weights[1].keys()
     assert [name for name in weights[0] if not torch.equal(weights[0][name], weights[1][name])] == []
 
-    prepared = setup.prepare(killed.config(), QUIET)
-    trunk, data = training.load_state(prepared, killed).model.trunk, prepared.config.data
+    prepared = again(killed)
+    trunk, data = training.load_state(prepared, killed.checkpoint).model.trunk, prepared.config.data
     cache_views(trunk, prepared.manifest.images, data, folder=tmp_path / "alone", track=progress.silent)
     (alone,), (shared,) = (tmp_path / "alone").iterdir(), views.iterdir()
     assert alone.name == shared.name and alone.read_bytes() == shared.read_bytes()
@@ -154,39 +158,42 @@ def test_only_the_torchrun_that_began_a_run_goes_on_with_it(
     glyphs: Path, tiny_settings: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     config, other = (make_config(glyphs, tiny_settings, **{"optim.seed": seed}) for seed in (0, 1))
-    assert RunDir.of_this_job(tmp_path / "run", config) is None
+    for name, value in {"RANK": 0, "WORLD_SIZE": 2, "MASTER_ADDR": "here", "MASTER_PORT": 1}.items():
+        monkeypatch.setenv(name, str(value))
+    assert RunDir.of_this_job(tmp_path / "run", config, Launch.read()) is None
     for number, job in enumerate(("job", "none")):  # none is torchrun's own word; then its process counts
         monkeypatch.setenv("TORCHELASTIC_RUN_ID", job)
-        run = RunDir.create(tmp_path / str(number), config)
-        assert RunDir.of_this_job(run.path, config) == run
-        assert RunDir.of_this_job(run.path, other) is None
+        run = RunDir.create(tmp_path / str(number), config, launch=Launch.read())
+        assert RunDir.of_this_job(run.path, config, Launch.read()) == run
+        assert RunDir.of_this_job(run.path, other, Launch.read()) is None
         monkeypatch.setenv("TORCHELASTIC_RUN_ID", "another")
-        assert RunDir.of_this_job(run.path, config) is None
+        assert RunDir.of_this_job(run.path, config, Launch.read()) is None
         monkeypatch.delenv("TORCHELASTIC_RUN_ID")
-        assert RunDir.of_this_job(run.path, config) is None
+        assert RunDir.of_this_job(run.path, config, Launch.read()) is None
 
 
-def test_a_batch_is_dealt_out_evenly_or_refused(
-    glyphs: Path, tiny_settings: list[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_another_launcher_s_variables_do_not_make_one_of_several(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("RANK", "3")
+    monkeypatch.setenv("WORLD_SIZE", "4")
+    assert Launch.read() == Launch()
+
+
+def test_a_batch_is_dealt_out_evenly_or_refused(glyphs: Path, tiny_settings: list[str]) -> None:
     assert [Ranks(rank, 2).share([*"abcd"]) for rank in range(2)] == [["a", "c"], ["b", "d"]]
     assert [Ranks(0, 6, rank, 3).local_part([*"abcde"]) for rank in range(3)] == [
         (0, ["a"]),
         (1, ["b", "c"]),
         (3, ["d", "e"]),
     ]
-    monkeypatch.setenv("WORLD_SIZE", "5")
     with pytest.raises(UsageError, match="a batch of 32 images cannot be split over 5"):
-        setup.prepare(make_config(glyphs, tiny_settings), QUIET)
+        ready(make_config(glyphs, tiny_settings), launch=Launch(size=5))
 
 
 def test_more_processes_than_gpus_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
-    for name, value in {"WORLD_SIZE": 8, "LOCAL_RANK": 1, "LOCAL_WORLD_SIZE": 4, "GROUP_RANK": 0}.items():
-        monkeypatch.setenv(name, str(value))
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
     monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
     with pytest.raises(UsageError, match="4 processes, but 2 GPUs"):
-        ranks.join()
+        ranks.join(Launch(1, size=8, local_rank=1, local_size=4))
 
 
 def test_ranks_of_an_earlier_start_are_not_waited_for() -> None:
@@ -194,14 +201,14 @@ def test_ranks_of_an_earlier_start_are_not_waited_for() -> None:
     store.set("rank 1", "one that died")
     for _ in range(2):
         with ThreadPoolExecutor() as pool:
-            (word,) = set(pool.map(lambda rank: ranks._password(store, rank, 3), range(3)))
+            (word,) = set(pool.map(lambda rank: ranks._start_prefix(store, rank, 3), range(3)))
         words.add(word)
     assert len(words) == 2
 
 
 def _talk() -> None:
     """In a process of its own: every way of talking to the others."""
-    joined = ranks.join()
+    joined = ranks.join(Launch.read())
     _set_pg_timeout(timedelta(seconds=1))  # so long may a step take, but not what the first rank does alone
     time.sleep(0 if joined.rank else 2)
     joined.wait()
@@ -218,7 +225,7 @@ def _talk() -> None:
     assert torch.equal(layer.weight, torch.nn.Linear(2, 2).weight)
     _norms_agree(joined.rank)
     ranks.leave()
-    ranks.join().wait()  # for another run
+    ranks.join(Launch.read()).wait()  # for another run
 
 
 def _norms_agree(rank: int) -> None:

@@ -24,7 +24,7 @@ def compared_step(state: Any, *rest: Any, **more: Any) -> dict[str, float]:
     terms = step(state, *rest, **more)
     if state.ranks.size > 1:
         digest = sha256()
-        for tensor in (*state.model.state_dict().values(), *state.objective.state_dict().values()):
+        for tensor in (*state.model.state_dict().values(), *state.method.state_dict().values()):
             digest.update(tensor.numpy().tobytes())
         digests: list[Any] = [None] * state.ranks.size
         dist.all_gather_object(digests, digest.digest())

@@ -2,6 +2,7 @@ from pathlib import Path
 
 import pytest
 from ncd_training.config.resolve import config_layers, origins, parse_override, recipe_for, recipe_names, resolve_config
+from ncd_training.objective import checked
 
 from ncd_serve.errors import UsageError
 
@@ -38,11 +39,12 @@ def test_every_recipe_reads_back_what_it_resolves_to(recipe: str, tmp_path: Path
             "all but distillation",
             "config show",
         ),
+        ({"method.variant": "pi"}, "unknown config key 'method.variant'", "known:"),
     ],
 )
 def test_what_is_unknown_or_wrong_is_refused(overrides: dict[str, object], message: str, hint: str) -> None:
     with pytest.raises(UsageError, match=message) as caught:
-        resolve_config(recipes=["glyphs"], overrides=overrides)
+        checked(resolve_config(recipes=["glyphs"], overrides=overrides))
     assert hint in (caught.value.hint or "")
 
 
@@ -95,7 +97,7 @@ def test_views_that_cannot_be_cached(overrides: dict[str, object]) -> None:
 @pytest.mark.parametrize("heads", ["joint", "open-world"])
 def test_a_method_that_teaches_no_known_classes_cannot_tell_them_from_novel_ones(method: str, heads: str) -> None:
     with pytest.raises(UsageError, match=f"the method {method} needs .*model.heads=separate"):
-        resolve_config(recipes=["glyphs", method, heads])
+        checked(resolve_config(recipes=["glyphs", method, heads]))
 
 
 def test_a_file_that_is_no_text(tmp_path: Path) -> None:

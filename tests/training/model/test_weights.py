@@ -14,7 +14,6 @@ from ncd_training.base.run_dir import RunDir
 from ncd_training.base.vision import timm, torchvision
 from ncd_training.config.resolve import resolve_config
 from ncd_training.config.schema import TrainConfig
-from ncd_training.data import prepare as setup
 from ncd_training.model.small_resnet import CifarResNet
 from ncd_training.model.trunk import TRUNKS, TrunkParts, build_trunk
 from ncd_training.model.weight_files import read_weights
@@ -25,6 +24,7 @@ from safetensors.torch import save_file
 from torch import Tensor, nn
 
 from ncd_serve.errors import DataError, UsageError
+from tests.runs import SILENT, again, ready
 
 QUIET = Console(quiet=True)
 LITE0 = Path("/work/shared/weights/tf_efficientnet_lite0.safetensors")
@@ -146,7 +146,7 @@ def test_transformers(wrap: Callable[[State], Any], format_: str, resolution: in
 
 def test_a_run_of_our_own(tiny_run: Path) -> None:
     run = RunDir.open(tiny_run)
-    state = training.load_state(setup.prepare(run.config(), QUIET), run).model.eval()
+    state = training.load_state(again(run), run.checkpoint).model.eval()
     pictures = images(32) * 255
     for path in (tiny_run, run.checkpoint):
         parts, report = initial_trunk(run.config(), weights=path)
@@ -263,17 +263,17 @@ def test_a_run_goes_on_without_its_weight_file(
     file = tmp_path / "start.safetensors"
     file.write_bytes(RunDir(tiny_run).checkpoint.read_bytes())
     more = {"model.weights": str(file), "rotations.epochs": 0, "optim.epochs": 1}
-    prepared = setup.prepare(glyphs_config(glyphs, tiny_settings, **more), QUIET)
+    prepared = ready(glyphs_config(glyphs, tiny_settings, **more))
     check_weights(prepared.config)
     run = RunDir.create(tmp_path / "run", prepared.config)
-    training.train(prepared, run)
+    training.train(prepared, run, progress=SILENT)
     file.unlink()
-    state = training.load_state(setup.prepare(run.config(), QUIET), run)
-    start = training.load_state(setup.prepare(RunDir(tiny_run).config(), QUIET), RunDir(tiny_run))
+    state = training.load_state(again(run), run.checkpoint)
+    start = training.load_state(again(RunDir(tiny_run)), RunDir(tiny_run).checkpoint)
     trunk, expected = (one.model.trunk.state_dict() for one in (state, start))
     assert all(torch.equal(trunk[name], expected[name]) for name in trunk if "num_batches" not in name)
-    facts = run.read_summary()["weights"]
-    assert (facts["file"], facts["format"], len(facts["sha256"])) == ("start.safetensors", "ncd-serve run", 64)
+    facts = run.read_summary().weights
+    assert facts and (facts.file, facts.format, len(facts.sha256)) == ("start.safetensors", "ncd-serve run", 64)
 
 
 def test_normalisation_can_be_told(tmp_path: Path) -> None:

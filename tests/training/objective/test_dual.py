@@ -8,16 +8,16 @@ import torch.nn.functional as F
 from ncd_training.config.schema import CompatConfig, LossConfig, ModelConfig, PseudoLabelConfig
 from ncd_training.model.branches import Branch, BranchOutput, Modules
 from ncd_training.model.trunk import ConvTail
-from ncd_training.objective.dual import Objective
+from ncd_training.objective.dual import DualObjective
 from ncd_training.objective.losses import pairwise_bce
 from ncd_training.objective.method import Batch
 
 DIM, KNOWN, NOVEL, LABELLED, BATCH = 8, 3, 4, 5, 11
 
 
-def make(model: Any = None, labels: Any = None, compat: Any = None, **loss: Any) -> Objective:
+def make(model: Any = None, labels: Any = None, compat: Any = None, **loss: Any) -> DualObjective:
     model = {"dictionary_size": 32, "bank_size": 32, **(model or {})}
-    return Objective(
+    return DualObjective(
         DIM,
         model=ModelConfig(**model),
         labels=PseudoLabelConfig(**(labels or {})),
@@ -42,7 +42,7 @@ def views(branches: Modules[Branch]) -> tuple[list[BranchOutput], list[BranchOut
 LABELS, ROWS = torch.tensor([0, 1, 2, 0, 1]), torch.arange(BATCH - LABELLED)
 
 
-def run(objective: Objective, views: Any, branches: Modules[Branch], steps: int = 2) -> dict[str, torch.Tensor]:
+def run(objective: DualObjective, views: Any, branches: Modules[Branch], steps: int = 2) -> dict[str, torch.Tensor]:
     """The terms of the last step: the first one fills the memories."""
     for _ in range(steps):
         batch = Batch(*views, LABELS, ROWS, 0.5)

@@ -11,15 +11,14 @@ import pytest
 import torch
 import torch.nn.functional as F
 from ncd_training.base.run_dir import RunDir
-from ncd_training.config.resolve import method_recipes, parse_override, resolve_config
+from ncd_training.config.resolve import Layer, merged, method_names, method_recipes, parse_override, resolve_config
 from ncd_training.config.schema import MethodConfig, TrainConfig
-from ncd_training.data import prepare as setup
 from ncd_training.data.views import BatchPlan, batches
 from ncd_training.model.branches import CentreHead, CosineHead, DualBranchModel
 from ncd_training.model.map_cache import CachedViews
 from ncd_training.model.trunk import ConvTail, TrunkParts
-from ncd_training.objective import build_method
-from ncd_training.objective.dtc import DeepTransferClustering, sharpened, start_head
+from ncd_training.objective import build_method, checked, method_named
+from ncd_training.objective.dtc import DeepTransferClustering, DtcSettings, sharpened, start_head
 from ncd_training.objective.kcl_mcl import SimilarityNetwork, pairwise_kl
 from ncd_training.objective.kmeans import set_to_centres
 from ncd_training.objective.method import Batch, Material
@@ -35,6 +34,7 @@ from torch import nn
 
 from ncd_serve import progress
 from ncd_serve.errors import UsageError
+from tests.runs import SILENT, ready
 
 QUIET = Console(quiet=True)
 METHODS = ("dual", "rankstat", "dtc", "kcl", "mcl", "kmeans", "orca")
@@ -76,14 +76,14 @@ def blob_config(method: str, **more: Any) -> TrainConfig:
         "optim.unlabelled_batch": 32,
         "optim.batch_by_size": False,
         "loss.consistency_weight": 1.0,
-        "method.dtc_warm_up_epochs": 5,
+        **({"method.warm_up_epochs": 5} if method == "dtc" else {}),
         "model.dictionary_size": 64,
         # Corners share half of their coordinates or more: a soft score would call different blobs half alike.
         "pseudo_labels.hard": True,
         "pseudo_labels.global_top_k": 4,
         "pseudo_labels.local_top_k": 10,
     }
-    return resolve_config(recipes=method_recipes(method), overrides={**settings, **more})
+    return checked(resolve_config(recipes=method_recipes(method), overrides={**settings, **more}))
 
 
 def blob_state(config: TrainConfig) -> TrainState:
@@ -94,7 +94,7 @@ def blob_state(config: TrainConfig) -> TrainState:
     parts = TrunkParts(nn.Identity(), nn.Identity(), tail, DIM)
     model = DualBranchModel(parts, known=KNOWN, novel=NOVEL, model=config.model)
     method = build_method(config, model, images=NOVEL * EACH, clusters=NOVEL)
-    return TrainState(model, method, run_state._optimizer(model, config.optim))
+    return TrainState(model, method, run_state.build_optimizer(model, config.optim))
 
 
 @torch.no_grad()
@@ -113,9 +113,9 @@ def discover(config: TrainConfig, blobs: Blobs, monkeypatch: pytest.MonkeyPatch)
     optim = config.optim
     plan = BatchPlan(len(blobs.labels), NOVEL * EACH, optim.labelled_batch, optim.unlabelled_batch, seed=optim.seed)
     loader = batches(blobs.views, plan, workers=0)
-    state.objective.before_training(state, material)
+    state.method.before_training(state.model, material)
     while state.epoch < optim.epochs:
-        state.objective.before_epoch(state, material)
+        state.method.before_epoch(state.model, state.epoch, material)
         train_epoch(state, loader, plan, blobs.labels, config)
     return blob_accuracy(state, blobs)
 
@@ -134,7 +134,7 @@ def test_every_method_finds_blobs(method: str, blobs: Blobs, monkeypatch: pytest
 
 @pytest.mark.parametrize("variant", ["baseline", "te", "tep"])
 def test_every_variant_of_dtc_finds_blobs(variant: str, blobs: Blobs, monkeypatch: pytest.MonkeyPatch) -> None:
-    config = blob_config("dtc", **{"method.dtc_variant": variant})
+    config = blob_config("dtc", **{"method.variant": variant})
     assert discover(config, blobs, monkeypatch) >= 0.95
 
 
@@ -176,8 +176,8 @@ def test_dtc_can_have_more_clusters_than_features() -> None:
 
 
 def test_temporal_ensemble_is_a_bias_corrected_mean(blobs: Blobs) -> None:
-    config = blob_config("dtc", **{"method.dtc_variant": "te"})
-    method = DeepTransferClustering(config.method, config.loss, images=2, clusters=2)
+    config = blob_config("dtc", **{"method.variant": "te"})
+    method = DeepTransferClustering(DtcSettings.model_validate(config.method.own), config.loss, images=2, clusters=2)
     steps = [torch.tensor([[0.9, 0.1]]), torch.tensor([[0.5, 0.5]])]
     for q in steps:
         output: Any = Seen(blobs.novel)
@@ -241,10 +241,10 @@ def test_orca_s_margin_is_how_uncertain_the_pile_is(blobs: Blobs) -> None:
     config = blob_config("orca")
     state = blob_state(config)
     material = Material(blobs.views, blobs.labels, [Path()] * (NOVEL * EACH), config, progress.silent)
-    state.objective.before_epoch(state, material)
+    state.method.before_epoch(state.model, state.epoch, material)
     with torch.no_grad():
         likeliest = state.model.branches[0](blobs.novel).cluster_logits.softmax(dim=1).amax(dim=1).mean()
-    assert state.objective.margin == pytest.approx(min(0.5, 1.0 - likeliest.item()), abs=0.02)
+    assert state.method.margin == pytest.approx(min(0.5, 1.0 - likeliest.item()), abs=0.02)
 
 
 @pytest.mark.parametrize("build", [nn.Linear, CosineHead])
@@ -262,7 +262,7 @@ def test_open_world_accuracy_by_both_protocols() -> None:
     true = np.array([0, 0, 1, 1, 2, 2, 3, 3])  # two known classes, then two novel ones
     predicted = np.array([0, 0, 1, 2, 2, 2, 0, 1])
     scores = open_world_scores(predicted, true, known=2, named=True)
-    acc = {name.removeprefix("unlabelled-train, "): score["acc"] for name, score in scores.items()}
+    acc = {name.removeprefix("unlabelled-train, "): score.acc for name, score in scores.items()}
     # Novel images alone: 2 is class 2, and 0 or 1 is class 3, so 3 of 4. On all images class 3 gets nothing.
     assert acc["seen images, paper's protocol"] == pytest.approx(3 / 4)
     assert acc["novel images, paper's protocol"] == pytest.approx(3 / 4)
@@ -270,7 +270,7 @@ def test_open_world_accuracy_by_both_protocols() -> None:
     assert acc["seen images, one matching"] == pytest.approx(3 / 4)
     assert acc["novel images, one matching"] == pytest.approx(2 / 4)
     unnamed = open_world_scores((predicted + 1) % 4, true, known=2, named=False)
-    assert unnamed["unlabelled-train, seen images, paper's protocol"]["acc"] == pytest.approx(3 / 4)
+    assert unnamed["unlabelled-train, seen images, paper's protocol"].acc == pytest.approx(3 / 4)
 
 
 @pytest.mark.parametrize("method", ["dtc", "kcl", "orca"])
@@ -284,12 +284,14 @@ def test_a_resumed_run_ends_alike_and_true_classes_change_nothing(
 
     settings = dict(parse_override(text) for text in tiny_settings[1::2])
     settings |= {"data.root": str(glyphs), "similarity.epochs": 1, "similarity.batch": 16, "report.tsne_epochs": []}
-    settings |= {"method.dtc_warm_up_epochs": 1, "method.dtc_variant": "tep", "optim.batch_by_size": False}
+    settings |= {"optim.batch_by_size": False}
+    if method == "dtc":
+        settings |= {"method.warm_up_epochs": 1, "method.variant": "tep"}
     if method != "orca":
         settings["optim.labelled_batch"] = 0
-    prepared = setup.prepare(resolve_config(recipes=["glyphs", *method_recipes(method)], overrides=settings), QUIET)
+    prepared = ready(resolve_config(recipes=["glyphs", *method_recipes(method)], overrides=settings))
     whole = RunDir.create(tmp_path / "whole", prepared.config)
-    training.train(prepared, whole)
+    training.train(prepared, whole, progress=SILENT)
     hidden = replace(prepared, manifest=replace(prepared.manifest, truth=None))
     train_epoch = training.train_epoch
 
@@ -301,18 +303,41 @@ def test_a_resumed_run_ends_alike_and_true_classes_change_nothing(
     monkeypatch.setattr(training, "train_epoch", interrupted)
     parts = RunDir.create(tmp_path / "parts", hidden.config)
     with pytest.raises(KeyboardInterrupt):
-        training.train(hidden, parts)
+        training.train(hidden, parts, progress=SILENT)
     monkeypatch.setattr(training, "train_epoch", train_epoch)
-    training.train(hidden, parts)
+    training.train(hidden, parts, progress=SILENT)
     first, second = load_file(whole.checkpoint), load_file(parts.checkpoint)
     assert [name for name in first if not torch.equal(first[name], second[name])] == []
 
 
 def test_a_method_without_its_recipe_is_refused() -> None:
     with pytest.raises(UsageError, match=r"needs model\.branches=global"):
-        resolve_config(overrides={"method.name": "orca"})
+        checked(resolve_config(overrides={"method.name": "orca"}))
     with pytest.raises(UsageError, match="unknown method 'rankstats'"):
         method_recipes("rankstats")
     with pytest.raises(UsageError, match="leave out the recipe plus"):
-        resolve_config(recipes=["cub200", "kcl", "plus"])
+        checked(resolve_config(recipes=["cub200", "kcl", "plus"]))
     assert MethodConfig().name == "dual"
+
+
+def test_a_method_s_own_settings_are_complete_and_checked() -> None:
+    config = checked(resolve_config(recipes=["dtc"], overrides={"method.variant": "te"}))
+    assert config.method.own == {"variant": "te", "warm_up_epochs": 10, "refresh_epochs": 5, "memory": 0.6}
+    assert resolve_config(overrides={"method": config.method.model_dump()}).method == config.method
+    with pytest.raises(UsageError, match=r"unknown config key 'method\.varian'") as caught:
+        checked(resolve_config(recipes=["dtc"], overrides={"method.varian": "te"}))
+    assert caught.value.hint == "did you mean 'variant'?"
+    with pytest.raises(UsageError, match=r"config method\.memory: Input should be less than 1"):
+        checked(resolve_config(recipes=["dtc"], overrides={"method.memory": 2}))
+
+
+def test_settings_of_runs_made_before_methods_had_sections_are_understood() -> None:
+    old = {"method": {"name": "dtc", "dtc_variant": "te", "kcl_margin": 2.0, "orca_margin": 0.5}}
+    assert checked(
+        merged([Layer("config.toml", {"model": resolve_config(recipes=["dtc"]).model.model_dump(), **old})])
+    ).method.own == {"variant": "te", "warm_up_epochs": 10, "refresh_epochs": 5, "memory": 0.6}
+
+
+def test_every_method_has_a_recipe_and_a_title() -> None:
+    assert method_names() == sorted(METHODS)
+    assert all(method_named(name).title for name in METHODS)

@@ -11,7 +11,6 @@ import torch.nn.functional as F
 from ncd_training.base.run_dir import RunDir
 from ncd_training.config.resolve import parse_override, resolve_config
 from ncd_training.config.schema import TrainConfig
-from ncd_training.data import prepare as setup
 from ncd_training.model.branches import Branch
 from ncd_training.model.trunk import ConvTail
 from ncd_training.objective.self_labels import Space, _start_head, due
@@ -20,6 +19,7 @@ from rich.console import Console
 from safetensors.torch import load_file
 
 from ncd_serve.errors import UsageError
+from tests.runs import SILENT, ready
 
 QUIET = Console(quiet=True)
 
@@ -40,9 +40,9 @@ def config(glyphs: Path, tiny_settings: list[str]) -> TrainConfig:
 def test_targets_are_made_taught_and_made_again_alike_after_an_interruption(
     config: TrainConfig, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    prepared = setup.prepare(config, QUIET)
+    prepared = ready(config)
     whole = RunDir.create(tmp_path / "whole", prepared.config)
-    training.train(prepared, whole)
+    training.train(prepared, whole, progress=SILENT)
     saved = load_file(whole.checkpoint)
     targets = saved["objective.targets"]
     assert targets.shape == (20, 5)
@@ -59,9 +59,9 @@ def test_targets_are_made_taught_and_made_again_alike_after_an_interruption(
     monkeypatch.setattr(training, "train_epoch", interrupted)
     parts = RunDir.create(tmp_path / "parts", prepared.config)
     with pytest.raises(KeyboardInterrupt):
-        training.train(prepared, parts)
+        training.train(prepared, parts, progress=SILENT)
     monkeypatch.setattr(training, "train_epoch", train_epoch)
-    training.train(prepared, parts)
+    training.train(prepared, parts, progress=SILENT)
     again = load_file(parts.checkpoint)
     assert [name for name in saved if not torch.equal(saved[name], again[name])] == []
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import io
 import math
 import os
 from copy import deepcopy
@@ -11,14 +10,13 @@ from pathlib import Path
 import pytest
 import torch
 from ncd_training.config.resolve import parse_override, resolve_config
-from ncd_training.config.schema import TrainConfig
-from ncd_training.data import prepare as setup
 from ncd_training.data.prepare import Setup
 from ncd_training.data.views import BatchPlan
 from ncd_training.model.weights import initial_trunk
 from ncd_training.run import train as training
 from ncd_training.run.plan import Cost, cost_line, measure
-from rich.console import Console
+
+from tests.runs import ready
 
 CORES = len(os.sched_getaffinity(0))
 
@@ -27,20 +25,18 @@ CORES = len(os.sched_getaffinity(0))
 def prepared(glyphs: Path, tiny_settings: list[str]) -> Setup:
     settings = dict(parse_override(text) for text in tiny_settings[1::2])
     config = resolve_config(recipes=["glyphs"], overrides={"data.root": str(glyphs), **settings})
-    return setup.prepare(config, Console(file=io.StringIO(), width=300))
+    return ready(config)
 
 
 def with_data(prepared: Setup, **settings: object) -> Setup:
-    config: TrainConfig = prepared.config
-    data = config.data.model_copy(update=settings)
-    return Setup(config.model_copy(update={"data": data}), prepared.manifest, prepared.console)
+    return prepared.with_config(data=prepared.config.data.model_copy(update=settings))
 
 
 @pytest.mark.parametrize("processes", [1, 2])
 def test_real_steps_are_timed_and_leave_no_trace(processes: int, prepared: Setup) -> None:
     parts, _ = initial_trunk(prepared.config, weights=None)
     state = training.build_state(prepared, parts)
-    before = deepcopy({**state.model.state_dict(), **state.objective.state_dict()})
+    before = deepcopy({**state.model.state_dict(), **state.method.state_dict()})
     random = torch.get_rng_state()
     plan = BatchPlan(84, 20, 16, 16, seed=0)
     cost = measure(state, prepared, plan, processes=processes)
@@ -48,7 +44,7 @@ def test_real_steps_are_timed_and_leave_no_trace(processes: int, prepared: Setup
     assert cost.views == 2 * 32 // processes
     assert 50e6 < cost.memory < 100e9
     assert torch.equal(random, torch.get_rng_state())
-    after = {**state.model.state_dict(), **state.objective.state_dict()}
+    after = {**state.model.state_dict(), **state.method.state_dict()}
     assert [name for name in before if not torch.equal(before[name], after[name])] == []
     assert not state.optimizer.state_dict()["state"]
 

@@ -21,6 +21,8 @@ from safetensors import safe_open
 from safetensors.torch import load_file
 
 from ncd_serve.errors import DataError
+from ncd_serve.progress import Progress
+from tests.runs import SILENT, again
 
 QUIET = Console(quiet=True)
 METHODS = ("rotnet", "moco")
@@ -32,9 +34,9 @@ def make_config(glyphs: Path, method: str, **more: Any) -> TrainConfig:
 
 
 def pretrain(config: TrainConfig, folder: Path, console: Console = QUIET) -> RunDir:
-    prepared = setup.prepare_images(config, console)
+    prepared = setup.prepare_unlabelled(config, progress=Progress(console))
     run = RunDir.create(folder, prepared.config, command="pretrain")
-    pretraining.pretrain(prepared, run)
+    pretraining.pretrain(prepared, run, progress=Progress(console))
     return run
 
 
@@ -61,10 +63,10 @@ def test_two_and_two_epochs_are_four(
     with pytest.raises(KeyboardInterrupt):
         pretrain(config, tmp_path / "parts", console)
     text = console.file.getvalue()  # type: ignore[attr-defined]
-    assert f"interrupted; go on with: ncd-serve pretrain --resume {tmp_path / 'parts'}" in text
+    assert f"interrupted; resume with: ncd-serve pretrain --resume {tmp_path / 'parts'}" in text
     monkeypatch.setattr(pretraining, "train_epoch", train_epoch)
     parts = RunDir.open(tmp_path / "parts", command="pretrain")
-    pretraining.pretrain(setup.prepare_images(parts.config(), QUIET), parts)
+    pretraining.pretrain(again(parts), parts, progress=SILENT)
     for name in ("checkpoints/last.safetensors", "weights.safetensors"):
         a, b = load_file(whole.path / name), load_file(parts.path / name)
         assert a.keys() == b.keys()
@@ -123,7 +125,7 @@ def test_pretraining_can_start_from_weights_and_go_on_without_them(
     config = make_config(glyphs, "moco", **{"model.weights": str(start), "pretrain.epochs": 1})
     run = pretrain(config, tmp_path / "run")
     shutil.rmtree(start)
-    pretraining.pretrain(setup.prepare_images(run.config(), QUIET), run)
+    pretraining.pretrain(again(run), run, progress=SILENT)
 
 
 def test_held_out_images_are_a_part_that_depends_on_the_seed_alone() -> None:
@@ -137,24 +139,24 @@ def test_held_out_images_are_a_part_that_depends_on_the_seed_alone() -> None:
 
 def test_a_pile_of_images_without_any_labels(glyphs: Path) -> None:
     folders = {"data.dataset": None, "data.unlabelled": str(glyphs / "train")}
-    prepared = setup.prepare_images(make_config(glyphs, "moco", **folders), QUIET)
+    prepared = setup.prepare_unlabelled(make_config(glyphs, "moco", **folders), progress=SILENT)
     assert len(prepared.manifest.images) == len(list((glyphs / "train").rglob("*.png")))
     assert prepared.config.pretrain.queue == len(prepared.manifest.images) // 2
     both = {**folders, "data.labelled": str(glyphs / "test")}
-    more = setup.prepare_images(make_config(glyphs, "moco", **both), QUIET)
+    more = setup.prepare_unlabelled(make_config(glyphs, "moco", **both), progress=SILENT)
     assert len(more.manifest.images) > len(prepared.manifest.images)
 
 
 def test_too_few_images(glyphs: Path) -> None:
     folders = {"data.dataset": None, "data.unlabelled": str(glyphs / "train" / "A")}
     with pytest.raises(DataError, match="4 images are too few"):
-        setup.prepare_images(make_config(glyphs, "moco", **folders), QUIET)
+        setup.prepare_unlabelled(make_config(glyphs, "moco", **folders), progress=SILENT)
 
 
 def test_runs_of_two_commands_are_not_mixed_up(rotnet_run: RunDir, tiny_run: Path) -> None:
     with pytest.raises(DataError, match="is a run of `ncd-serve pretrain`") as caught:
         RunDir.open(rotnet_run.path)
-    assert caught.value.hint == f"go on with `ncd-serve pretrain --resume {rotnet_run.path}`"
+    assert caught.value.hint == f"resume with `ncd-serve pretrain --resume {rotnet_run.path}`"
     with pytest.raises(DataError, match="is a run of `ncd-serve train`"):
         RunDir.open(tiny_run, command="pretrain")
 

@@ -6,19 +6,18 @@ from pathlib import Path
 
 import torch
 from ncd_training.config.resolve import resolve_config
-from ncd_training.data.prepare import prepare
 from ncd_training.data.views import FileViews
 from ncd_training.model.weights import initial_trunk
 from ncd_training.run.stages import Stages
 from ncd_training.run.state import build_state
-from rich.console import Console
 
 from ncd_serve import progress
+from tests.runs import ready
 
 
 def test_without_self_supervision_the_known_classes_teach_trunk_and_tail(glyphs: Path) -> None:
     settings = {"data.root": str(glyphs), "data.workers": 0, "from_labels.epochs": 1, "from_labels.batch": 16}
-    setup = prepare(resolve_config(recipes=["glyphs", "from-labels"], overrides=settings), Console(quiet=True))
+    setup = ready(resolve_config(recipes=["glyphs", "from-labels"], overrides=settings))
     model = build_state(setup, initial_trunk(setup.config, weights=None)[0]).model
     before = [weight.clone() for weight in model.trunk.stages.parameters()]
     views = FileViews(setup.manifest.images, setup.config.data)

@@ -28,6 +28,8 @@ from rich.console import Console
 from safetensors.torch import load_file, save_file
 
 from ncd_serve.errors import DataError, UsageError
+from ncd_serve.progress import Progress
+from tests.runs import SILENT, again, ready, train_new
 
 QUIET = Console(quiet=True)
 
@@ -43,10 +45,7 @@ def make_config(glyphs: Path, tiny_settings: list[str], **more: Any) -> TrainCon
 
 
 def train(config: TrainConfig, folder: Path, console: Console = QUIET) -> RunDir:
-    prepared = setup.prepare(config, console)
-    run = RunDir.create(folder, prepared.config)
-    training.train(prepared, run)
-    return run
+    return train_new(config, folder, progress=Progress(console))
 
 
 def weights(run: RunDir) -> dict[str, torch.Tensor]:
@@ -55,10 +54,10 @@ def weights(run: RunDir) -> dict[str, torch.Tensor]:
 
 def test_other_images_are_not_gone_on_with(tiny_run: Path, config: TrainConfig, tmp_path: Path) -> None:
     run = RunDir(shutil.copytree(tiny_run, tmp_path / "run"))
-    prepared = setup.prepare(config, QUIET)
+    prepared = ready(config)
     fewer = replace(prepared.manifest, unlabelled=prepared.manifest.unlabelled[1:])
     with pytest.raises(DataError, match="images have changed"):
-        training.train(replace(prepared, manifest=fewer), run)
+        training.train(replace(prepared, manifest=fewer), run, progress=SILENT)
 
 
 def assert_same_weights(first: RunDir, second: RunDir) -> None:
@@ -70,8 +69,8 @@ def assert_same_weights(first: RunDir, second: RunDir) -> None:
 def test_a_run_directory_holds_everything(tiny_run: Path) -> None:
     run = RunDir.open(tiny_run)
     assert [row["epoch"] for row in run.read_metrics()] == [1, 2]
-    assert set(run.read_summary()["scores"]) == {"unlabelled-train", "novel-test", "known-test"}
-    assert set(run.read_summary()["baselines"]) == {"k-means on raw pixels", "k-means on supervised features"}
+    assert set(run.read_summary().scores) == {"unlabelled-train", "novel-test", "known-test"}
+    assert set(run.read_summary().baselines) == {"k-means on raw pixels", "k-means on supervised features"}
     assert run.config().data.novel_classes == 5
     plots = ("terms", "quality", "pseudo-labels", "tsne-init", "tsne-epoch-2")
     assert sorted(path.stem for path in run.plots.iterdir() if path.stat().st_size > 1000) == sorted(plots)
@@ -86,7 +85,7 @@ def test_novel_labels_never_reach_training(
     load = setup.load_manifest
     monkeypatch.setattr(setup, "load_manifest", lambda *a, **k: replace(load(*a, **k), truth=None, novel_test=()))
     hidden = train(config, tmp_path / "hidden")
-    assert "unlabelled-train" not in hidden.read_summary()["scores"]
+    assert "unlabelled-train" not in hidden.read_summary().scores
     told = {
         "acc",
         "nmi",
@@ -117,7 +116,7 @@ def test_two_and_two_epochs_are_four(
     monkeypatch.setattr(training, "train_epoch", train_epoch)
     parts = RunDir.open(tmp_path / "parts")
     assert "This run was interrupted after 2 of 4 epochs" in parts.report.read_text()
-    training.train(setup.prepare(parts.config(), QUIET), parts)
+    training.train(again(parts), parts, progress=SILENT)
     assert_same_weights(whole, parts)
     assert parts.read_metrics() == whole.read_metrics()
     log = parts.log.read_text()
@@ -136,7 +135,7 @@ def test_a_run_killed_in_the_middle_of_a_checkpoint_goes_on(
             assert time.monotonic() < deadline, "no checkpoint was seen being written"
             time.sleep(0.001)
         process.kill()
-    training.train(setup.prepare(killed.config(), QUIET), killed)
+    training.train(again(killed), killed, progress=SILENT)
     assert_same_weights(whole, killed)
     assert killed.read_metrics() == whole.read_metrics()
 
@@ -149,9 +148,9 @@ def test_a_run_stopped_before_its_first_checkpoint_goes_on(
         patch.setattr(Stages, "supervised", lambda *_: signal.raise_signal(signal.SIGINT))
         train(config, tmp_path / "run", console)
     run = RunDir.open(tmp_path / "run")
-    assert f"go on with: ncd-serve train --resume {run.path}" in console.file.getvalue()  # type: ignore[attr-defined]
+    assert f"resume with: ncd-serve train --resume {run.path}" in console.file.getvalue()  # type: ignore[attr-defined]
     (run.checkpoint.parent / ".notebook").mkdir(parents=True)  # not ours
-    training.train(setup.prepare(run.config(), QUIET), run)
+    training.train(again(run), run, progress=SILENT)
     assert_same_weights(RunDir(tiny_run), run)
 
 
@@ -176,8 +175,8 @@ def test_every_stage_before_discovery_goes_on_where_it_was_stopped(
     parts = RunDir.create(tmp_path / "parts", config)
     for _ in names:
         with pytest.raises(KeyboardInterrupt):
-            training.train(setup.prepare(config, QUIET), parts)
-    training.train(setup.prepare(config, QUIET), parts)
+            training.train(ready(config), parts, progress=SILENT)
+    training.train(ready(config), parts, progress=SILENT)
     assert len(saved) == len(set(saved)) == 2 * len(names)  # no epoch was trained twice
     assert_same_weights(whole, parts)
     assert not parts.stages.exists()
@@ -185,10 +184,10 @@ def test_every_stage_before_discovery_goes_on_where_it_was_stopped(
 
 def test_a_run_that_goes_on_must_have_the_images_that_it_began_with(config: TrainConfig, tmp_path: Path) -> None:
     run = RunDir.create(tmp_path / "run", config)
-    prepared = setup.prepare(config, QUIET)
-    run.note_start([], None, images=replace(prepared.manifest, labelled=prepared.manifest.labelled[1:]), device="cpu")
+    prepared = ready(config)
+    replace(prepared, manifest=replace(prepared.manifest, labelled=prepared.manifest.labelled[1:])).keep(run)
     with pytest.raises(DataError, match="the images have changed"):
-        training.train(prepared, run)
+        training.train(prepared, run, progress=SILENT)
 
 
 def test_a_disk_that_fills_up_is_said(config: TrainConfig, tmp_path: Path) -> None:
@@ -208,7 +207,7 @@ def test_the_variants_train_and_are_evaluated(
 ) -> None:
     settings = dict(parse_override(text) for text in tiny_settings[1::2])
     config = resolve_config(recipes=["glyphs", *recipes], overrides={"data.root": str(glyphs), **settings})
-    scores = train(config, tmp_path / "run").read_summary()["scores"]
+    scores = train(config, tmp_path / "run").read_summary().scores
     assert {"unlabelled-train", "novel-test", "known-test"} <= set(scores)
     assert ("all-test, joint head" in scores) == (recipes != ["released"])
 
@@ -224,7 +223,7 @@ def test_every_branch_configuration_trains(
 
 def test_the_trunk_stays_frozen(config: TrainConfig, tmp_path: Path) -> None:
     config = config.model_copy(update={"rotations": StageConfig()})
-    prepared = setup.prepare(config, QUIET)
+    prepared = ready(config)
     parts, _ = initial_trunk(config, weights=None)
     before = training.build_state(prepared, parts).model.trunk.state_dict()
     after = weights(train(config, tmp_path / "run"))
@@ -255,15 +254,15 @@ def test_a_damaged_checkpoint_is_named(tiny_run: Path, tmp_path: Path) -> None:
     run.checkpoint.parent.mkdir(parents=True)
     (run.path / "config.toml").write_text((tiny_run / "config.toml").read_text())
     with pytest.raises(DataError, match="no checkpoint"):
-        training.load_state(setup.prepare(run.config(), QUIET), run)
+        training.load_state(again(run), run.checkpoint)
     run.checkpoint.write_bytes(RunDir(tiny_run).checkpoint.read_bytes()[:1000])
-    prepared = setup.prepare(run.config(), QUIET)
+    prepared = again(run)
     with pytest.raises(DataError, match="damaged"):
-        training.load_state(prepared, run)
+        training.load_state(prepared, run.checkpoint)
     for epoch, reason in (("1", "does not fit the run's configuration: .* Missing key"), ("last", "not a checkpoint")):
         save_file({"model.weight": torch.zeros(1)}, run.checkpoint, metadata={"epoch": epoch})
         with pytest.raises(DataError, match=reason) as caught:
-            training.load_state(prepared, run)
+            training.load_state(prepared, run.checkpoint)
         assert len(str(caught.value)) < 600
 
 
@@ -288,4 +287,4 @@ def test_own_folders_and_bad_files(glyphs: Path, tiny_settings: list[str], tmp_p
     assert "broken.png: not an image of a known format" in text
     assert "empty.jpg: the file is empty" in text
     assert ".hidden" not in text
-    assert run.read_summary() == {"method": "dual", "baselines": {}, "scores": {}}
+    assert run.read_summary().as_json() == {"method": "dual", "baselines": {}, "scores": {}}

@@ -9,7 +9,7 @@ import pytest
 import torch
 from ncd_training.config.schema import LossConfig, ModelConfig, PseudoLabelConfig
 from ncd_training.model.branches import BranchOutput
-from ncd_training.objective.dual import Objective
+from ncd_training.objective.dual import DualObjective
 from ncd_training.objective.pseudo_labels import ranking_scores
 from ncd_training.score.pair_quality import PairProbe, pair_quality, sample_rows, score_variants
 
@@ -59,9 +59,9 @@ def test_a_sample_is_the_seeds_own() -> None:
     assert rows.tolist() != sample_rows(100, seed=1, at_most=5).tolist()
 
 
-def make_objective(**labels: object) -> Objective:
+def make_objective(**labels: object) -> DualObjective:
     model = ModelConfig(dictionary_size=16, bank_size=16)
-    return Objective(DIM, model=model, labels=PseudoLabelConfig(local_top_k=4, **labels), loss=LossConfig())  # type: ignore[arg-type]
+    return DualObjective(DIM, model=model, labels=PseudoLabelConfig(local_top_k=4, **labels), loss=LossConfig())  # type: ignore[arg-type]
 
 
 def make_outputs() -> list[BranchOutput]:

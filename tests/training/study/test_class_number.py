@@ -19,6 +19,7 @@ from ncd_training.data import prepare as setup
 from ncd_training.run import train as training
 from ncd_training.study import class_features as probing
 from ncd_training.study import class_number
+from ncd_training.study.class_features import draw_estimate
 from ncd_training.study.class_number import (
     Cut,
     Estimate,
@@ -28,12 +29,12 @@ from ncd_training.study.class_number import (
     equal_cut,
     gcd_estimate,
 )
-from ncd_training.summary.plots import draw_estimate
 from PIL import Image
 from rich.console import Console
 
 from ncd_serve import progress
 from ncd_serve.errors import DataError, UsageError
+from tests.runs import SILENT, again, ready
 
 QUIET = Console(quiet=True)
 ESTIMATORS = {"dtc": dtc_estimate, "gcd": gcd_estimate}
@@ -142,11 +143,11 @@ def test_novel_labels_never_reach_the_estimate(
     cached_views: int, config: TrainConfig, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     config = config.model_copy(update={"data": config.data.model_copy(update={"cache_views": cached_views})})
-    seen = probing.estimate(setup.prepare(config, QUIET), RunDir(tmp_path / "seen"))
+    seen = probing.estimate(ready(config), RunDir(tmp_path / "seen"), progress=SILENT)
     load = setup.load_manifest
     hidden = {"truth": None, "novel_test": (), "novel_classes": None, "novel_names": ()}
     monkeypatch.setattr(setup, "load_manifest", lambda *a, **k: replace(load(*a, **k), **hidden))
-    assert probing.estimate(setup.prepare(config, QUIET), RunDir(tmp_path / "hidden")) == seen
+    assert probing.estimate(ready(config), RunDir(tmp_path / "hidden"), progress=SILENT) == seen
 
 
 def test_auto_trains_with_the_estimate_and_a_resume_does_not_ask_again(
@@ -154,23 +155,23 @@ def test_auto_trains_with_the_estimate_and_a_resume_does_not_ask_again(
 ) -> None:
     # an over-estimate: more clusters than the five classes
     monkeypatch.setattr(probing, "_by_cuts", lambda *_: Estimate("balanced", 9, cuts=[Cut(2, [9])]))
-    prepared = setup.prepare(config, QUIET)
+    prepared = ready(config)
     run = RunDir.create(tmp_path / "run", prepared.config)
     assert run.config().data.novel_classes == "auto"
-    prepared = probing.with_estimate(prepared, run)
-    training.train(prepared, run)
+    prepared = probing.with_estimate(prepared, run, progress=SILENT)
+    training.train(prepared, run, progress=SILENT)
     assert json.loads(run.estimate.read_text())["classes"] == run.config().data.novel_classes == 9
     assert (run.plots / "estimate.png").exists()
-    assert 0 < run.read_summary()["scores"]["unlabelled-train"]["acc"] <= 1
-    again = setup.prepare(run.config(), QUIET)
-    assert again.clusters == 9
-    training.train(again, run)
+    assert 0 < run.read_summary().scores["unlabelled-train"].acc <= 1
+    reopened = again(run)
+    assert reopened.clusters == 9
+    training.train(reopened, run, progress=SILENT)
 
 
 def test_a_run_that_was_stopped_during_its_estimate_estimates_again(
     ncd: Any, config: TrainConfig, tmp_path: Path
 ) -> None:
-    run = RunDir.create(tmp_path / "run", setup.prepare(config, QUIET).config)
+    run = RunDir.create(tmp_path / "run", ready(config).config)
     refused = ncd("evaluate", run.path)
     assert refused.returncode == 3 and f"ncd-serve train --resume {run.path}" in " ".join(refused.stderr.split())
     done = ncd("train", "--resume", run.path)
@@ -204,7 +205,7 @@ def test_what_cannot_be_estimated_is_said_before_any_work(
     places = {"data.labelled": str(tmp_path / "labelled"), "data.unlabelled": str(tmp_path / "pile-of-images")}
     overrides = {**places, "data.novel_classes": "auto", "estimate.most": most}
     with pytest.raises(DataError, match=message):
-        setup.prepare(resolve_config(overrides=overrides), QUIET)
+        ready(resolve_config(overrides=overrides))
 
 
 def test_a_number_of_classes_is_a_number_or_auto() -> None:

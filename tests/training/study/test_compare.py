@@ -136,7 +136,7 @@ def finished(job: Job, **acc: float) -> None:
 
 
 def table_of(jobs: list[Job], folder: Path, dataset: str) -> Comparison:
-    return collect(jobs, Ledger(folder), title="title", dataset=dataset, notes=[])
+    return collect(jobs, Ledger(folder), folder, title="title", dataset=dataset, notes=[])
 
 
 def printed(found: Comparison, width: int) -> str:
@@ -197,7 +197,7 @@ def test_an_open_world_is_shown_by_both_protocols(tmp_path: Path) -> None:
     ("arguments", "message"),
     [
         (["branchs"], "unknown set of rows"),
-        ([], "which rows"),
+        ([], "no set of rows"),
         (["branches", "--rows", "g,q"], "unknown row 'q'"),
         (["branches", "--seeds", "0,x"], "cannot read --seeds"),
         (["branches", "--seeds", "1,1"], "cannot read --seeds"),

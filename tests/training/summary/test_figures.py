@@ -8,30 +8,33 @@ from pathlib import Path
 from typing import Any
 
 from ncd_training.base.run_dir import RunDir
+from ncd_training.base.scores import Summary
 from ncd_training.summary.figures import score_tables
 from rich.console import Console
 
 SCORES = {"images": 24, "acc": 0.5, "nmi": 0.25, "ari": 0.125}
 
 
-def shown(summary: dict[str, Any], *, every_class: bool) -> str:
+def shown(summary: Summary, *, every_class: bool) -> str:
     screen = Console(file=io.StringIO(), width=120)
     for table in score_tables(summary, every_class=every_class):
         screen.print(table)
     return screen.file.getvalue()  # type: ignore[attr-defined]
 
 
-def summary() -> dict[str, Any]:
+def summary() -> Summary:
     classes = [
         {"class": f"bird {number:02}", "images": 2, "cluster": number, "share": number / 12} for number in range(12)
     ]
     known = {"images": 9, "acc": 0.75, "classes": [{"class": "hen", "images": 9, "share": 0.75}]}
     quality = {"precision": 0.1, "recall": 0.2, "auc": 0.9, "precision_at_positives": 0.3}
-    return {
-        "baselines": {"k-means on raw pixels": SCORES},
-        "scores": {"unlabelled-train": {**SCORES, "classes": classes}, "known-test": known},
-        "pseudo_labels": {"global": quality},
-    }
+    return Summary.model_validate(
+        {
+            "baselines": {"k-means on raw pixels": SCORES},
+            "scores": {"unlabelled-train": {**SCORES, "classes": classes}, "known-test": known},
+            "pseudo_labels": {"global": quality},
+        }
+    )
 
 
 def test_the_worst_classes() -> None:
@@ -49,16 +52,17 @@ def test_all_classes_of_all_splits() -> None:
 
 
 def test_nothing_to_score() -> None:
-    assert "scores" in shown({"baselines": {}, "scores": {}}, every_class=True)
+    assert "scores" in shown(Summary(), every_class=True)
 
 
 def test_evaluate_says_all_of_it_as_json(tiny_run: Path, ncd: Any) -> None:
     done = ncd("evaluate", tiny_run, "--json")
     assert done.returncode == 0, done.stderr
     found = json.loads(done.stdout)
-    assert found == RunDir.open(tiny_run).read_summary()
+    kept = RunDir.open(tiny_run).read_summary()
+    assert found == kept.as_json() == json.loads((tiny_run / "summary.json").read_text())
     assert {row["class"] for row in found["scores"]["novel-test"]["classes"]} == set("AEIOU")
     assert set(found["pseudo_labels"]) == {"global", "local"}
     assert {"precision", "recall", "auc", "precision_at_positives"} < set(found["pseudo_labels"]["local"])
-    assert "known-test, the worst 10 of 21 classes" not in shown(found, every_class=False)
-    assert "known-test, all classes" in shown(found, every_class=True)
+    assert "known-test, the worst 10 of 21 classes" not in shown(kept, every_class=False)
+    assert "known-test, all classes" in shown(kept, every_class=True)

@@ -12,6 +12,7 @@ from ncd_training.summary.live import EpochDisplay, RunLog, duration, figures_ta
 from rich.console import Console
 
 from ncd_serve.errors import DataError
+from ncd_serve.progress import Progress
 
 LOOKED = {
     "pairwise_global": 0.5,
@@ -57,7 +58,7 @@ def test_before_the_first_epoch_there_is_no_figure() -> None:
 
 def run_display(screen: Console, log: RunLog, *, epochs: int, done: int = 0) -> None:
     passed = rows(epochs)
-    with log, EpochDisplay(screen, log, epochs=epochs, steps=3, rows=passed[:done]) as display:
+    with log, EpochDisplay(Progress(screen), log, epochs=epochs, steps=3, rows=passed[:done]) as display:
         for row in passed[done:]:
             assert list(display.steps("abc")) == ["a", "b", "c"]
             display.show(row)

@@ -12,12 +12,12 @@ from typing import Any
 import numpy as np
 import pytest
 from ncd_training.base.run_dir import RunDir
+from ncd_training.base.scores import Summary
 from ncd_training.config.schema import TrainConfig
 from ncd_training.data.manifest import Manifest
 from ncd_training.data.prepare import Setup
 from ncd_training.summary.charts import chart
 from ncd_training.summary.page import balance, changed_settings, command_line, render_report, scores_by_split, times
-from rich.console import Console
 
 from ncd_serve.reference import Reference
 
@@ -73,7 +73,7 @@ def setup() -> Setup:
         novel_names=("dodo", "<b>emu</b>"),
         notes=("look & see",),
     )
-    return Setup(TrainConfig.model_validate(config), manifest, Console(quiet=True))
+    return Setup(TrainConfig.model_validate(config), manifest)
 
 
 @pytest.fixture
@@ -205,7 +205,9 @@ def test_very_many_files_that_were_left_out(setup: Setup, run: RunDir) -> None:
 
 def test_scores_of_a_split_are_together() -> None:
     names = ["unlabelled-train", "unlabelled-train, novel images, one matching", "known-test", "known-test, joint head"]
-    found = scores_by_split({"baselines": {"k-means": SCORES}, "scores": dict.fromkeys(names, SCORES)})
+    found = scores_by_split(
+        Summary.model_validate({"baselines": {"k-means": SCORES}, "scores": dict.fromkeys(names, SCORES)})
+    )
     assert {split: [row.what for row in rows] for split, rows in found.items()} == {
         "unlabelled-train": ["k-means", "cluster head", "novel images, one matching"],
         "known-test": ["known head", "joint head"],

@@ -6,7 +6,6 @@ of the whole batch: pairs across ranks count, and the memories of all ranks hold
 
 from __future__ import annotations
 
-import os
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager, nullcontext
@@ -25,8 +24,12 @@ from torch.distributed.rendezvous import rendezvous
 
 from ncd_serve.errors import NcdError, UsageError
 from ncd_serve.files import atomic_path
+from ncd_serve.progress import Track
+from ncd_training.base.launch import Launch
+from ncd_training.base.parallel import in_threads
 
 T = TypeVar("T")
+R = TypeVar("R")
 Tensors = TypeVar("Tensors", bound="tuple[Tensor, ...]")  # a NamedTuple of tensors [B, ...]
 _STEP = timedelta(minutes=30)  # between the steps of two ranks; after that a machine is dead or cut off
 _PATIENCE = timedelta(days=30)  # while the first rank trains alone, looks at clusters or evaluates
@@ -45,13 +48,18 @@ class Ranks:
     patient: Any = None  # a group of them all that waits for as long as it takes
 
     @property
-    def leads(self) -> bool:
-        """Whether this one writes files and reports."""
+    def is_leader(self) -> bool:
+        """True for the one process that writes files and reports."""
         return self.rank == 0
 
     def share(self, items: list[T]) -> list[T]:
         """This rank's part, e.g. of a batch."""
         return items[self.rank :: self.size]
+
+    def map(self, function: Callable[[T], R], items: list[T], *, track: Track, what: str) -> list[R]:
+        """Apply a function to each item, in order; each rank does its share for all."""
+        mine = self.share(items)
+        return self.all_shares(list(track(in_threads(function, mine), what, len(mine))))
 
     def all_shares(self, own: list[T]) -> list[T]:
         """What all ranks made of their shares, in the order of the whole."""
@@ -135,35 +143,33 @@ class Ranks:
         return values
 
 
-def join() -> Ranks:
-    """The processes that `torchrun` started, or just this one."""
-    return _join() if int(os.environ.get("WORLD_SIZE", "1")) > 1 else Ranks()
+def join(launch: Launch) -> Ranks:
+    """Connect the processes that torchrun started; one process is alone."""
+    return _join(launch) if launch.size > 1 else Ranks()
 
 
 @cache
-def _join() -> Ranks:
-    local_rank, local_size, machine = (
-        int(os.environ[name]) for name in ("LOCAL_RANK", "LOCAL_WORLD_SIZE", "GROUP_RANK")
-    )
+def _join(launch: Launch) -> Ranks:
+    local_rank, local_size = launch.local_rank, launch.local_size
     cuda = torch.cuda.is_available()
     if cuda:
         if local_size > (gpus := torch.cuda.device_count()):
             raise UsageError(f"{local_size} processes, but {gpus} GPUs", hint=f"torchrun --nproc-per-node {gpus} ...")
         torch.cuda.set_device(local_rank)
     store, rank, size = next(rendezvous("env://", timeout=_STEP))
-    fresh = dist.PrefixStore(_password(store, rank, size), store)  # type: ignore[attr-defined]  # not in torch's types
+    fresh = dist.PrefixStore(_start_prefix(store, rank, size), store)  # type: ignore[attr-defined]  # not in torch's types
     dist.init_process_group("nccl" if cuda else "gloo", store=fresh, rank=rank, world_size=size, timeout=_STEP)
-    return Ranks(rank, size, local_rank, local_size, machine, dist.new_group(backend="gloo", timeout=_PATIENCE))
+    return Ranks(rank, size, local_rank, local_size, launch.machine, dist.new_group(backend="gloo", timeout=_PATIENCE))
 
 
-def _password(store: Any, rank: int, size: int) -> str:
-    """A word that all present ranks know and no earlier ones: the store survives a restart, with their addresses."""
+def _start_prefix(store: Any, rank: int, size: int) -> str:
+    """Agree on a fresh key prefix for this start; torchrun's store survives restarts."""
     own = uuid4().hex
     if rank:
         store.set(f"rank {rank}", own)
-        password: str = store.get(own).decode()
-        store.add(password, 1)
-        return password
+        prefix: str = store.get(own).decode()
+        store.add(prefix, 1)
+        return prefix
     while store.add(own, 0) < size - 1:
         for other in range(1, size):
             store.set(store.get(f"rank {other}").decode(), own)

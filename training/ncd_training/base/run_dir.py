@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import errno
 import json
-import os
 import platform
 import shutil
 import sys
@@ -21,10 +20,12 @@ from safetensors import SafetensorError
 from ncd_serve.errors import DataError, UsageError
 from ncd_serve.files import write_json, write_text
 from ncd_serve.reference import REFERENCE
+from ncd_training.base.launch import Launch
+from ncd_training.base.scores import InitialWeights, Summary
 from ncd_training.config.resolve import resolve_config
 from ncd_training.config.schema import TrainConfig
-from ncd_training.data.manifest import Manifest
 
+ALONE = Launch()
 PRETRAINED = "weights.safetensors"  # what `ncd-serve pretrain` leaves for `train --weights`
 _REFUSALS = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EROFS, errno.EACCES, errno.EIO)
 _PACKAGES = ("ncd-serve", "torch", "torchvision", "timm", "numpy", "scikit-learn")
@@ -37,11 +38,11 @@ class RunDir:
     path: Path
 
     @classmethod
-    def create(cls, path: Path, config: TrainConfig, *, command: str = "train") -> RunDir:
-        """Make a new run directory; an existing run is never written over. Only torchrun's first process makes it."""
-        if int(os.environ.get("RANK", "0")):
-            return cls(path)
+    def create(cls, path: Path, config: TrainConfig, *, command: str = "train", launch: Launch = ALONE) -> RunDir:
+        """Make a new run directory, by the first process alone; an existing run is never written over."""
         run = cls(path)
+        if not launch.is_leader:
+            return run
         try:
             path.mkdir(parents=True, exist_ok=True)
             if any(path.iterdir()):
@@ -50,14 +51,18 @@ class RunDir:
         except OSError as error:
             raise DataError(f"cannot write to {path}: {error.strerror}", hint="choose another --out") from None
         run.write_config(config)
-        write_json(run.environment, {"made_by": command, **_environment()})
+        write_json(run.environment, {"made_by": command, **_environment(launch)})
         return run
 
     @classmethod
-    def of_this_job(cls, path: Path, config: TrainConfig) -> RunDir | None:
-        """The run that torchrun began here with the same settings before it started its processes again."""
-        run, job = cls(path), _job()
-        if job is None or run._facts.get("job") != job or run._config_file.read_text() != config.to_toml():
+    def of_this_job(cls, path: Path, config: TrainConfig, launch: Launch) -> RunDir | None:
+        """Return the run that torchrun began here with the same settings before it restarted its processes."""
+        run = cls(path)
+        if (
+            launch.job is None
+            or run._facts.get("job") != launch.job
+            or run._config_file.read_text() != config.to_toml()
+        ):
             return None
         return run
 
@@ -110,7 +115,17 @@ class RunDir:
         """What its owner may want to do with it, for hints."""
         if self.made_by == "estimate-k":  # made in one go
             return f"look at {self.estimate}"
-        return f"go on with `ncd-serve {self.made_by} --resume {self.path}`"
+        return f"resume with `ncd-serve {self.made_by} --resume {self.path}`"
+
+    @property
+    def manifest(self) -> Path:
+        """The images that the run was started with: paths, labels, sizes, times, hashes."""
+        return self.path / "manifest.parquet"
+
+    @property
+    def skipped(self) -> Path:
+        """List of images that were left out, with the reason."""
+        return self.path / "skipped.txt"
 
     @property
     def plots(self) -> Path:
@@ -192,25 +207,24 @@ class RunDir:
         """Final scores by split, and the baselines."""
         return self.path / "summary.json"
 
-    def read_summary(self) -> dict[str, Any]:
-        """Baselines and scores so far."""
-        empty: dict[str, Any] = {"baselines": {}, "scores": {}}
-        return json.loads(self.summary.read_text()) if self.summary.exists() else empty
+    def read_summary(self) -> Summary:
+        """Read baselines and scores so far."""
+        return Summary.model_validate_json(self.summary.read_text()) if self.summary.exists() else Summary()
 
-    def note_start(self, findings: list[str], weights: dict[str, Any] | None, *, images: Manifest, device: str) -> None:
-        """Keep what is known when training starts: the images, those left out, initial weights' file, the device."""
-        write_json(self.environment, {**self._facts, "device": device, "images": images.fingerprint})
-        if findings:
-            write_text(self.path / "skipped.txt", "\n".join(findings) + "\n")
+    def write_summary(self, summary: Summary) -> None:
+        """Replace the summary."""
+        write_json(self.summary, summary.as_json())
+
+    def note_start(self, *, device: str, weights: InitialWeights | None) -> None:
+        """Keep the device and the file of initial weights that training starts with."""
+        write_json(self.environment, {**self._facts, "device": device})
         if weights:
-            write_json(self.summary, {**self.read_summary(), "weights": weights})
+            self.write_summary(self.read_summary().model_copy(update={"weights": weights}))
 
-    def check_images(self, images: Manifest) -> None:
-        """Raise DataError when the images are others than those that the run was started with."""
-        if self._facts.get("images", images.fingerprint) != images.fingerprint:
-            raise DataError(
-                f"the images have changed since {self.path} was started", hint="put them back, or start another run"
-            )
+    @property
+    def images_digest(self) -> str | None:
+        """Fingerprint of the images, in runs that were made before runs kept their manifest."""
+        return self._facts.get("images")
 
     def read_metrics(self) -> list[dict[str, Any]]:
         """All epochs so far."""
@@ -238,18 +252,11 @@ def default_run_name(dataset: str) -> str:
     return f"{dataset}-{datetime.now():%Y%m%d-%H%M%S}"
 
 
-def _job() -> str | None:
-    """Which start of torchrun this process belongs to, however often torchrun has started its processes."""
-    name = os.environ.get("TORCHELASTIC_RUN_ID")
-    # What torchrun is called unless it is told otherwise; then its process has to do.
-    return f"{platform.node()}, process {os.getppid()}" if name == "none" else name
-
-
-def _environment() -> dict[str, Any]:
+def _environment(launch: Launch) -> dict[str, Any]:
     return {
         "created": datetime.now(timezone.utc).isoformat(timespec="seconds"),
         "command": sys.argv,
-        "job": _job(),
+        "job": launch.job,
         "folder": str(Path.cwd()),
         "python": platform.python_version(),
         "machine": platform.platform(),

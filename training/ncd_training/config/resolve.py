@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from copy import deepcopy
 from importlib.resources import files
 from pathlib import Path
-from typing import Any, NamedTuple, get_args
+from typing import Any, NamedTuple
 
 from pydantic import ValidationError
 
@@ -54,15 +54,42 @@ def config_layers(
     return layers
 
 
+def layers_of_call(
+    flags: Mapping[str, Any],
+    *,
+    method: str | None = None,
+    recipe: str | Sequence[str] | None = None,
+    config: Path | None = None,
+    settings: Mapping[str, Any] | None = None,
+) -> list[Layer]:
+    """Return the layers of a command: recipes of dataset and method, `--recipe`, `--config`, options, `--set`."""
+    check_places(flags)
+    own = recipe_for(flags["data.dataset"]) if "data.dataset" in flags else None
+    asked = [recipe] if isinstance(recipe, str) else list(recipe or ())
+    return config_layers(
+        recipes=[*filter(None, [own]), *(method_recipes(method) if method else []), *asked],
+        config_file=config,
+        overrides={**flags, **(settings or {})},
+    )
+
+
+def check_places(flags: Mapping[str, Any]) -> None:
+    """Raise UsageError unless the images come from one place."""
+    folders = flags.get("data.labelled") or flags.get("data.unlabelled")
+    places = flags.get("data.dataset"), folders, flags.get("data.manifest")
+    if sum(place is not None for place in places) > 1:
+        raise UsageError("a named dataset, own folders and a CSV file cannot be mixed", hint="give one of them")
+
+
 def merged(layers: Sequence[Layer]) -> TrainConfig:
     """The configuration that the layers make."""
     tree: dict[str, Any] = {}
     for layer in layers:
         _merge(tree, deepcopy(layer.settings))
     try:
-        return TrainConfig.model_validate(tree)
+        return TrainConfig.model_validate(_with_today_keys(tree))
     except ValidationError as error:
-        raise _explained(error) from None
+        raise explained(error, TrainConfig) from None
 
 
 def origins(layers: Sequence[Layer]) -> dict[str, str]:
@@ -89,10 +116,15 @@ def recipe_text(name: str) -> str:
 
 def method_recipes(method: str) -> list[str]:
     """What `--method` adds to a dataset's recipe; the paper's own method needs nothing."""
-    names = get_args(MethodConfig.model_fields["name"].annotation)
-    if method not in names:
-        raise UsageError(f"unknown method '{method}'", hint=did_you_mean(method, names))
+    if method not in method_names():
+        raise UsageError(f"unknown method '{method}'", hint=did_you_mean(method, method_names()))
     return [] if method == MethodConfig().name else [method]
+
+
+def method_names() -> list[str]:
+    """Names of the methods: the paper's own, and those that have a recipe."""
+    declared = (tomllib.loads(recipe_text(name)).get("method", {}).get("name") for name in recipe_names())
+    return sorted({MethodConfig().name, *filter(None, declared)})
 
 
 def recipe_for(dataset: str) -> str | None:
@@ -133,17 +165,28 @@ def _merge(tree: dict[str, Any], update: dict[str, Any]) -> None:
             tree[key] = value
 
 
-def _explained(error: ValidationError) -> UsageError:
+def _with_today_keys(tree: dict[str, Any]) -> dict[str, Any]:
+    """Settings of runs and files made before methods had sections of their own: `dtc_variant` is `variant` of dtc."""
+    method = tree.get("method")
+    if not isinstance(method, dict):
+        return tree
+    old = {key: key.partition("_") for key in method if key.partition("_")[0] in ("dtc", "kcl", "orca")}
+    kept = {key: value for key, value in method.items() if key not in old}
+    mine = {new: method[key] for key, (owner, _, new) in old.items() if owner == method.get("name", "dual")}
+    return {**tree, "method": {**kept, **mine}}
+
+
+def explained(error: ValidationError, model: Any, *sections: str) -> UsageError:
+    """Turn the first complaint about settings into a UsageError that names the key below `sections`."""
     first = error.errors()[0]
-    key = ".".join(map(str, first["loc"][:2]))  # what follows is about a value's own parts
+    key = ".".join(map(str, (*sections, *first["loc"])[:2]))  # what follows is about a value's own parts
     if not key:
-        return UsageError(
-            first["msg"].removeprefix("Value error, "), hint="ncd-serve config show tells where they are set"
-        )
+        text = first["msg"].removeprefix("Value error, ")
+        return UsageError(text, hint="ncd-serve config show tells where settings come from")
     if first["type"] != "extra_forbidden":
         return UsageError(f"config {key}: {first['msg']}", hint=f"it was {first.get('input')!r}")
     *parents, unknown = (str(part) for part in first["loc"])
-    fields: Any = TrainConfig.model_fields
+    fields = model.model_fields
     for parent in parents:
         fields = fields[parent].annotation.model_fields
     return UsageError(f"unknown config key '{key}'", hint=did_you_mean(unknown, fields))

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import Annotated, Any, Literal
 
 import tomli_w
 from pydantic import BaseModel, ConfigDict, Field, model_validator
@@ -72,17 +72,17 @@ class ModelConfig(Section):
         return ["global" if kind == "global" else "local" for kind in self.branches.split("+")]
 
 
-class MethodConfig(Section):
-    """The system that is trained: the paper's own, or one that it compares with (`--method` also takes its recipe)."""
+class MethodConfig(BaseModel):
+    """Name of the discovery method, and the method's own settings, which it declares and checks itself."""
 
-    name: Literal["dual", "rankstat", "dtc", "kcl", "mcl", "kmeans", "orca"] = "dual"
-    # dtc. pi: two views of an image agree; te: a view agrees with earlier epochs' mean; tep: that makes the targets.
-    dtc_variant: Literal["baseline", "pi", "te", "tep"] = "pi"
-    dtc_warm_up_epochs: int = Field(10, ge=0)  # with the targets of the first clustering
-    dtc_refresh_epochs: int = Field(5, ge=1)
-    dtc_memory: float = Field(0.6, ge=0, lt=1)  # alpha of te and tep
-    kcl_margin: float = Field(2.0, ge=0)
-    orca_margin: float = Field(0.5, ge=0)  # at most; less as the unlabelled images get clearer
+    model_config = ConfigDict(frozen=True, extra="allow", allow_inf_nan=False)
+
+    name: str = "dual"
+
+    @property
+    def own(self) -> dict[str, Any]:
+        """Settings of the method itself."""
+        return dict(self.model_extra or {})
 
 
 class PseudoLabelConfig(Section):
@@ -209,18 +209,6 @@ class ReportConfig(Section):
     tensorboard: bool = False
 
 
-_BY_TERMS = ("dual", "rankstat")  # methods that are trained by the paper's terms
-# What a method's model must look like.
-_NEEDED = {
-    "dtc": {"branches": "global", "heads": "separate", "head_form": "centres"},
-    # These teach no head the known classes, so none could tell them from novel ones.
-    "kcl": {"branches": "global", "heads": "separate"},
-    "mcl": {"branches": "global", "heads": "separate"},
-    "kmeans": {"branches": "global", "heads": "separate"},
-    "orca": {"branches": "global", "heads": "open_world", "head_form": "cosine"},
-}
-
-
 class TrainConfig(Section):
     """A whole run."""
 
@@ -250,36 +238,7 @@ class TrainConfig(Section):
             raise ValueError("compat.trunk_batch_norm=train changes the trunk, so optim.onnx_trunk must be false")
         if self.self_labels.weight and (self.model.heads == "open_world" or self.model.head_form != "linear"):
             raise ValueError("self_labels.weight needs linear cluster heads of the novel classes alone")
-        if self.self_labels.weight and self.method.name not in _BY_TERMS:
-            raise ValueError(f"self_labels.weight is not for the method {self.method.name}: leave out the recipe plus")
-        if self.method.name == "kmeans" and self.optim.epochs:
-            raise ValueError("the method kmeans trains nothing: optim.epochs must be 0, as in its recipe")
-        name, model = self.method.name, self.model
-        if name in _BY_TERMS and not self._has_terms:
-            raise ValueError("all terms of the loss are off, or all but distillation, which waits for filled banks")
-        if not self.optim.labelled_batch and self._discovery_teaches:
-            raise ValueError("known classes are taught on labelled images: optim.labelled_batch must be at least 1")
-        if model.head_form == "centres" and name != "dtc":
-            raise ValueError("model.head_form=centres is for the method dtc alone")
-        if not _NEEDED.get(name, {}).items() <= model.model_dump().items():
-            needed = " and ".join(f"model.{key}={value}" for key, value in _NEEDED[name].items())
-            raise ValueError(f"the method {name} needs {needed}, which its recipe has: give --method {name}")
         return self
-
-    @property
-    def teaches_known_classes(self) -> bool:
-        """Whether a head learns to tell known classes apart, before discovery or during it."""
-        return self._discovery_teaches or self.supervised.epochs > 0
-
-    @property
-    def _discovery_teaches(self) -> bool:
-        return self.method.name == "orca" or (self.method.name in _BY_TERMS and self.loss.cross_entropy)
-
-    @property
-    def _has_terms(self) -> bool:
-        loss = self.loss
-        others = loss.balance_weight, self.self_labels.weight, self.model.heads == "joint"
-        return any((loss.pairwise, loss.cross_entropy, loss.consistency, *others))
 
     def to_toml(self) -> str:
         """The resolved configuration as a file that `--config` reads back."""

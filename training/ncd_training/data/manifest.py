@@ -1,19 +1,19 @@
 """Which images there are, which of them are labelled, and what only a report may know."""
 
 from __future__ import annotations
+
+import csv
+import io
 import os
 from collections import Counter
+from collections.abc import Iterator
 from dataclasses import dataclass
 from hashlib import sha256
 from pathlib import Path
-from ncd_serve.errors import DataError
-from ncd_serve.inputs.images import images_in
-import csv
-import io
-from collections.abc import Iterator
 from typing import NamedTuple
-from ncd_serve.errors import DataError, did_you_mean
 
+from ncd_serve.errors import DataError, did_you_mean
+from ncd_serve.inputs.images import images_in
 
 UNLABELLED_TRAIN = "unlabelled-train"  # what is discovered; ACC on it is transductive
 KNOWN_TEST = "known-test"

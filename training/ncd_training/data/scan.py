@@ -1,74 +1,106 @@
-"""Look at every image before the first epoch, so that no bad file ends a run hours later."""
+"""Images of a run, looked at once before the first epoch, so that no bad file ends a run hours later.
+
+The scanned manifest is kept in the run directory. Whoever opens the run again gets the same images or an error.
+"""
 
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Sequence
-from dataclasses import dataclass, replace
+import json
+import os
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, field, replace
 from itertools import accumulate, pairwise
 from pathlib import Path
 from typing import NamedTuple, TypeVar
 
+import pyarrow as pa
+import pyarrow.parquet as pq
+
 from ncd_serve.errors import DataError
+from ncd_serve.files import atomic_path
 from ncd_serve.preprocess import open_image, read_image
-from ncd_training.data.manifest import Manifest
-from ncd_training.base.parallel import in_processes
 from ncd_serve.progress import Track
+from ncd_training.base.parallel import in_threads
+from ncd_training.data.manifest import Manifest
 
 T = TypeVar("T")
-_SMALL = 32  # decode JPEGs at a fraction of their size: every byte is still read
-_NAMED = 10  # bad files that an error message names
+_DECODED_SIDE = 32  # decode JPEGs at a fraction of their size: every byte is still read
+_NAMED_FILES = 10  # bad files that an error message names
+_SPLITS = ("labelled", "unlabelled", "known_test", "novel_test")
+_FACTS = ("name", "known_classes", "novel_classes", "novel_names", "published", "open_world", "notes")
+_SCHEMA = pa.schema(
+    [
+        ("split", pa.string()),
+        ("path", pa.binary()),  # names on disk need not be UTF-8
+        ("label", pa.int64()),  # of an unlabelled image: its true class where a dataset has it, for reports alone
+        ("size", pa.int64()),
+        ("modified_ns", pa.int64()),
+        ("blake2b", pa.binary()),
+    ]
+)
 
 
 class Finding(NamedTuple):
-    """What is wrong with a file."""
+    """A file, and what is wrong with it."""
 
     path: Path
     reason: str
 
 
+class Stamp(NamedTuple):
+    """Size, time of change and hash of a file."""
+
+    size: int
+    modified_ns: int
+    digest: bytes
+
+
 @dataclass(frozen=True)
 class Findings:
-    """Files that were left out, and duplicates that stay because a published split has them."""
+    """Files that were left out, duplicates that stay because a published split has them, and stamps of all files."""
 
     skipped: tuple[Finding, ...] = ()
     duplicates: tuple[Finding, ...] = ()
+    stamps: dict[Path, Stamp] = field(default_factory=dict, compare=False, repr=False)
 
     def lines(self, most: int | None = None) -> list[str]:
-        """One line for each file, at most so many of a kind, and how many more there are."""
+        """Return one line for each bad file, at most so many of a kind, and how many more there are."""
         kinds = (("skipped", self.skipped), ("kept, as published,", self.duplicates))
         return [line for word, findings in kinds for line in _shortened(word, findings, most)]
 
 
 class _Look(NamedTuple):
     problem: str
-    digest: bytes = b""
+    stamp: Stamp = Stamp(0, 0, b"")
 
 
-def scan(manifest: Manifest, *, track: Track, strict: bool = False) -> tuple[Manifest, Findings]:
-    """The manifest without images that cannot be used, and what was found; with `strict`, such images are an error.
+Mapper = Callable[[Callable[[Path], _Look], list[Path]], Iterable[_Look]]
 
-    Of files with the same bytes the first stays: labelled before unlabelled, training before test images.
+
+def scan(
+    manifest: Manifest, *, track: Track, strict: bool = False, mapper: Mapper | None = None
+) -> tuple[Manifest, Findings]:
+    """Return the manifest without unusable images, and the findings; with `strict`, such images are an error.
+
+    Of files with the same bytes the first stays: labelled before unlabelled, training before test images. `mapper`
+    spreads the work over training processes.
     """
-    groups: list[list[Path]] = [
-        [path for path, _ in manifest.labelled],
-        manifest.unlabelled,
-        [path for path, _ in manifest.known_test],
-        [path for path, _ in manifest.novel_test],
-    ]
+    groups = [[path for path, _ in rows] for rows in _splits(manifest)]
     paths = [path for group in groups for path in group]
-    looks = in_processes(_look, paths, track=track, what="checking images")
-    unreadable = [look.problem for look in looks]
-    repeated = _repeated(paths, looks)
+    mapper = mapper or (lambda look, files: track(in_threads(look, files), "checking images", len(files)))
+    looks = list(mapper(_look, paths))
+    unreadable, repeated = [look.problem for look in looks], _repeated(paths, looks)
     reasons = unreadable if manifest.published else [a or b for a, b in zip(unreadable, repeated, strict=True)]
     findings = Findings(
         skipped=_findings(paths, reasons),
         duplicates=_findings(paths, repeated) if manifest.published else (),
+        stamps={path: look.stamp for path, look in zip(paths, looks, strict=True)},
     )
     if strict and findings.skipped:
         raise DataError(
-            "\n".join([f"{len(findings.skipped):,} images cannot be used", *findings.lines(_NAMED)]),
-            hint="remove or replace them; without --strict-data they are left out",
+            "\n".join([f"{len(findings.skipped):,} images cannot be used", *findings.lines(_NAMED_FILES)]),
+            hint="remove or replace them; without --strict-data they are skipped",
         )
     bounds = [0, *accumulate(len(group) for group in groups)]
     by_group = [reasons[start:end] for start, end in pairwise(bounds)]
@@ -80,23 +112,105 @@ def scan(manifest: Manifest, *, track: Track, strict: bool = False) -> tuple[Man
     return _without(manifest, by_group), findings
 
 
+def save_manifest(target: Path, manifest: Manifest, stamps: dict[Path, Stamp]) -> None:
+    """Keep a scanned manifest; paths are absolute, so a run can be opened from any folder."""
+    rows = [
+        (split, path, label, *stamps[path])
+        for split, images in zip(_SPLITS, _splits(manifest), strict=True)
+        for path, label in images
+    ]
+    columns = zip(*rows, strict=True)
+    names = [list(column) for column in columns]
+    names[1] = [os.fsencode(path.absolute()) for path in names[1]]
+    facts = {name: getattr(manifest, name) for name in _FACTS} | {"has_truth": manifest.truth is not None}
+    schema = _SCHEMA.with_metadata({"ncd-serve": json.dumps(facts)})
+    with atomic_path(target) as temporary:
+        pq.write_table(pa.table(names, schema=schema), temporary, compression="zstd")
+
+
+def load_manifest_of_run(source: Path, *, track: Track | None = None) -> Manifest:
+    """Read a kept manifest. With `track`, DataError when a file is missing or is not the one that was scanned."""
+    try:
+        table = pq.read_table(source)
+        facts = json.loads(table.schema.metadata[b"ncd-serve"])
+        rows = list(zip(*(table[name].to_pylist() for name in _SCHEMA.names), strict=True))
+    except (pa.ArrowException, OSError, ValueError, KeyError, TypeError) as error:
+        raise DataError(f"{source} is damaged: {error}", hint="restore it from a copy, or train again") from None
+    files = {Path(os.fsdecode(path)): Stamp(*stamp) for _, path, _, *stamp in rows}
+    if track is not None:
+        _check_files(files, source.parent, track)
+    splits: dict[str, list[tuple[Path, int]]] = {name: [] for name in _SPLITS}
+    for split, path, label, *_ in rows:
+        splits[split].append((Path(os.fsdecode(path)), label))
+    unlabelled = splits["unlabelled"]
+    return Manifest(
+        name=facts["name"],
+        labelled=splits["labelled"],
+        unlabelled=[path for path, _ in unlabelled],
+        known_classes=facts["known_classes"],
+        novel_classes=facts["novel_classes"],
+        truth=[label for _, label in unlabelled] if facts["has_truth"] else None,
+        novel_names=tuple(facts["novel_names"]),
+        known_test=tuple(splits["known_test"]),
+        novel_test=tuple(splits["novel_test"]),
+        published=facts["published"],
+        open_world=facts["open_world"],
+        notes=tuple(facts["notes"]),
+    )
+
+
+def _check_files(files: dict[Path, Stamp], run: Path, track: Track) -> None:
+    """Compare sizes and times; only a file with another time is read again."""
+    looks = track(in_threads(lambda path: _changed(path, files[path]), list(files)), "checking images", len(files))
+    wrong = [Finding(path, reason) for path, reason in zip(files, looks, strict=True) if reason]
+    if wrong:
+        raise DataError(
+            f"{len(wrong):,} of the {len(files):,} images of {run} are not those that it was trained on; "
+            f"{wrong[0].path}: {wrong[0].reason}",
+            hint="put them back, or start another run",
+        )
+
+
+def _changed(path: Path, stamp: Stamp) -> str:
+    try:
+        stat = path.stat()
+    except OSError as error:
+        return f"cannot be read: {error.strerror}"
+    if stat.st_size != stamp.size:
+        return f"{stat.st_size:,} bytes instead of {stamp.size:,}"
+    if stat.st_mtime_ns != stamp.modified_ns and _digest(path.read_bytes()) != stamp.digest:
+        return "other content"
+    return ""
+
+
+def _splits(manifest: Manifest) -> list[list[tuple[Path, int]]]:
+    truth = manifest.truth or [-1] * len(manifest.unlabelled)
+    unlabelled = list(zip(manifest.unlabelled, truth, strict=True))
+    return [manifest.labelled, unlabelled, list(manifest.known_test), list(manifest.novel_test)]
+
+
 def _look(path: Path) -> _Look:
     try:
         content = read_image(path)
-        open_image(content, at_least=_SMALL)
+        open_image(content, at_least=_DECODED_SIDE)
+        modified = path.stat().st_mtime_ns
     except DataError as error:
         return _Look(str(error))
-    return _Look("", hashlib.blake2b(content, digest_size=16).digest())
+    return _Look("", Stamp(len(content), modified, _digest(content)))
+
+
+def _digest(content: bytes) -> bytes:
+    return hashlib.blake2b(content, digest_size=16).digest()
 
 
 def _repeated(paths: Sequence[Path], looks: Sequence[_Look]) -> list[str]:
-    """For each image, which earlier one it repeats."""
+    """Return for each image which earlier one it repeats, or nothing."""
     first: dict[bytes, Path] = {}
     reasons = []
-    for path, look in zip(paths, looks, strict=True):
-        earlier = None if look.problem else first.get(look.digest)
-        if earlier is None and not look.problem:
-            first[look.digest] = path
+    for path, (problem, stamp) in zip(paths, looks, strict=True):
+        earlier = None if problem else first.get(stamp.digest)
+        if earlier is None and not problem:
+            first[stamp.digest] = path
         reasons.append("" if earlier is None else "listed twice" if earlier == path else f"same bytes as {earlier}")
     return reasons
 
@@ -106,7 +220,7 @@ def _findings(paths: Sequence[Path], reasons: Sequence[str]) -> tuple[Finding, .
 
 
 def _without(manifest: Manifest, reasons: Sequence[Sequence[str]]) -> Manifest:
-    """The manifest without the images that there is a reason against."""
+    """Return the manifest without rejected images."""
     labelled, unlabelled, known_test, novel_test = reasons
     return replace(
         manifest,

@@ -2,13 +2,10 @@
 
 from __future__ import annotations
 
-import json
 import math
-import os
 from collections.abc import Iterator, Sequence
 from copy import copy
 from dataclasses import dataclass
-from hashlib import sha256
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -18,9 +15,9 @@ from torch import Tensor
 from torch.utils.data import DataLoader, Dataset, Sampler
 
 from ncd_serve.preprocess import open_image
-from ncd_training.data.augment import build_augmentation, smallest_part
-from ncd_training.base.randomness import Purpose, seed_for
 from ncd_training.base.distributed import Ranks
+from ncd_training.base.randomness import Purpose, seed_for
+from ncd_training.data.augment import build_augmentation, smallest_part
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -28,7 +25,6 @@ if TYPE_CHECKING:
     from typing_extensions import Self
 
     from ncd_training.config.schema import DataConfig
-
 
 
 @dataclass(frozen=True)
@@ -73,8 +69,6 @@ class FileViews(Views):
         # Nothing else draws from the default generator, so it can be set without being restored.
         torch.default_generator.manual_seed(seed)
         return self._augment(image)
-
-
 
 
 @dataclass
@@ -141,20 +135,6 @@ def batches(
     if views.whole_batches:
         return DataLoader(views, batch_sampler=sampler, collate_fn=lambda stacked: stacked)
     return DataLoader(views, batch_sampler=sampler, num_workers=workers, persistent_workers=workers > 0)
-
-
-
-
-
-
-
-
-
-
-
-
-
-
 
 
 def _cycle(rng: np.random.Generator, images: int, wanted: int) -> NDArray[np.int64]:

@@ -33,7 +33,7 @@ if TYPE_CHECKING:
 _PACKAGES = ("onnx", "onnxscript")
 
 
-def configured(config: TrainConfig) -> OnnxTrunk | None:
+def configured_trunk(config: TrainConfig) -> OnnxTrunk | None:
     """What computes the trunk instead of torch, if that was asked for and there is no GPU."""
     if not config.optim.onnx_trunk or torch.cuda.is_available():
         return None
@@ -108,8 +108,6 @@ def _write(name: str, resolution: int, weights: Path, target: Path) -> None:
             return maps
 
     write_onnx(TrunkGraph(), target, resolution=resolution, metadata={})
-
-
 
 
 OPSET = 20  # what torch translates to without a conversion, and ONNX Runtime reads since 1.17

@@ -13,8 +13,9 @@ from torch import Tensor
 
 from ncd_serve.errors import DataError
 from ncd_serve.files import atomic_path, sha256
+from ncd_training.base.scores import InitialWeights
 from ncd_training.base.vision import resample_abs_pos_embed
-from ncd_training.model import onnx as onnx_trunk
+from ncd_training.model.onnx import configured_trunk
 from ncd_training.model.trunk import TRUNKS, TrunkParts, build_trunk
 from ncd_training.model.weight_files import WeightFile, channels, read_weights
 
@@ -40,9 +41,10 @@ class WeightsReport:
         unused = f" (unused: {_few(self.unused)})" if self.unused else ""
         return f"{self.file.format} weights: {self.matched} of {self.matched} tensors from {self.file.path}{unused}"
 
-    def facts(self) -> dict[str, Any]:
-        """For the run's summary and the model card."""
-        return {"file": self.file.path.name, "format": self.file.format, "sha256": sha256(self.file.path)}
+    def facts(self) -> InitialWeights:
+        """Return what the run's summary and the model card say."""
+        file = self.file
+        return InitialWeights(file=file.path.name, format=file.format, sha256=sha256(file.path))
 
 
 def initial_trunk(config: TrainConfig, *, weights: Path | None) -> tuple[TrunkParts, WeightsReport | None]:
@@ -58,7 +60,7 @@ def initial_trunk(config: TrainConfig, *, weights: Path | None) -> tuple[TrunkPa
 
 def check_weights(config: TrainConfig) -> None:
     """Raise when there is no such trunk, it cannot run, or the configured weights do not fit it; without making one."""
-    onnx_trunk.configured(config)
+    configured_trunk(config)
     with torch.device("meta"):
         parts = build_trunk(config.model.trunk, resolution=config.data.resolution)
     if config.model.weights is not None:

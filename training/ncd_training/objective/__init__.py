@@ -1,46 +1,59 @@
-"""The systems that the paper compares with, each behind the same interface as the paper's own (`objective.py`)."""
+"""Discovery methods: the paper's own (`dual.py`), the systems that it compares with, and what they share."""
 
 from __future__ import annotations
 
+import pkgutil
+from functools import cache
+from importlib import import_module
 from typing import TYPE_CHECKING
 
-import torch
+from pydantic import ValidationError
 
-from ncd_training.objective.dtc import DeepTransferClustering
-from ncd_training.objective.dual import Objective
-from ncd_training.objective.kcl_mcl import PairLearning
-from ncd_training.objective.kmeans import KMeansCentres
-from ncd_training.objective.orca import Orca
+from ncd_serve.errors import UsageError, did_you_mean
+from ncd_training.config.resolve import explained
+from ncd_training.objective.method import Method
 
 if TYPE_CHECKING:
+    from collections.abc import Iterator
+
     from ncd_training.config.schema import TrainConfig
     from ncd_training.model.branches import DualBranchModel
-    from ncd_training.objective.method import Method
+
+
+def method_named(name: str) -> type[Method]:
+    """Return the class of a method."""
+    if name not in _methods():
+        raise UsageError(f"unknown method '{name}'", hint=did_you_mean(name, _methods()))
+    return _methods()[name]
+
+
+def checked(config: TrainConfig) -> TrainConfig:
+    """Return the configuration with its method's own settings complete; UsageError if the method cannot take it."""
+    kind = method_named(config.method.name)
+    try:
+        settings = kind.Settings.model_validate(config.method.own)
+    except ValidationError as error:
+        raise explained(error, kind.Settings, "method") from None
+    method = config.method.model_copy(update=settings.model_dump())
+    config = config.model_copy(update={"method": method})
+    kind.check(config)
+    return config
 
 
 def build_method(config: TrainConfig, model: DualBranchModel, *, images: int, clusters: int) -> Method:
-    """The method that the configuration names, for so many unlabelled images and clusters."""
-    name = config.method.name
-    if name == "dtc":
-        return DeepTransferClustering(config.method, config.loss, images=images, clusters=clusters)
-    if name in ("kcl", "mcl"):
-        return PairLearning(model.branches[0].tail, model.dim, config.method, images=images)
-    if name == "orca":
-        return Orca(config.method)
-    if name == "kmeans":
-        return KMeansCentres()
-    return _objective(config, model.dim, images=images, clusters=clusters)  # RankStat is a recipe of it
+    """Create the configured method for so many unlabelled images and clusters."""
+    return method_named(config.method.name).build(config, model, images=images, clusters=clusters)
 
 
-def _objective(config: TrainConfig, dim: int, *, images: int, clusters: int) -> Objective:
-    objective = Objective(
-        dim,
-        model=config.model,
-        labels=config.pseudo_labels,
-        loss=config.loss,
-        own_labels=config.self_labels,
-        compat=config.compat,
-    )
-    if config.self_labels.weight:
-        objective.targets = torch.zeros(images, clusters)
-    return objective
+@cache
+def _methods() -> dict[str, type[Method]]:
+    """Every class with a name in the modules of this folder."""
+    for module in pkgutil.iter_modules(__path__):
+        import_module(f"{__name__}.{module.name}")
+    return {kind.name: kind for kind in _below(Method) if kind.name}
+
+
+def _below(kind: type[Method]) -> Iterator[type[Method]]:
+    for child in kind.__subclasses__():
+        yield child
+        yield from _below(child)

@@ -6,15 +6,17 @@ and evened out. Variants differ in what two looks at an image have to do with ea
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from types import MappingProxyType
+from typing import TYPE_CHECKING, Literal
 
 import torch
 import torch.nn.functional as F
+from pydantic import Field
 from sklearn.cluster import KMeans
 from sklearn.decomposition import PCA
 from torch import Tensor
 
-from ncd_training.config.schema import LossConfig, MethodConfig
+from ncd_training.config.schema import LossConfig, Section
 from ncd_training.model.branches import CentreHead
 from ncd_training.objective.kmeans import STARTS
 from ncd_training.objective.losses import consistency
@@ -22,51 +24,77 @@ from ncd_training.objective.method import Batch, Material, Method, mean_over_vie
 from ncd_training.objective.schedule import ramp_up
 
 if TYPE_CHECKING:
-    from ncd_training.model.branches import Branch, Modules
-    from ncd_training.run.state import TrainState
+    from typing_extensions import Self
+
+    from ncd_training.config.schema import TrainConfig
+    from ncd_training.model.branches import Branch, DualBranchModel, Modules
 
 _VIEWS = 1  # of each image, where targets are made
 
 
-class DeepTransferClustering(Method):
-    """KL divergence to the targets; `pi`, `te` and `tep` add agreement between two looks at an image."""
+class DtcSettings(Section):
+    """Settings of the method dtc."""
 
+    # pi: two views of an image agree; te: a view agrees with the mean of earlier epochs; tep: that makes the targets.
+    variant: Literal["baseline", "pi", "te", "tep"] = "pi"
+    warm_up_epochs: int = Field(10, ge=0)  # with the targets of the first clustering
+    refresh_epochs: int = Field(5, ge=1)
+    memory: float = Field(0.6, ge=0, lt=1)  # alpha of te and tep
+
+
+class DeepTransferClustering(Method):
+    """KL divergence to sharpened targets; `pi`, `te` and `tep` add agreement between two views of an image."""
+
+    name = "dtc"
+    title = "deep transfer clustering (Han, Vedaldi and Zisserman, ICCV 2019)"
+    needs = MappingProxyType({"branches": "global", "heads": "separate", "head_form": "centres"})
+    Settings = DtcSettings
     targets: Tensor
     ensemble: Tensor
     seen: Tensor
 
-    def __init__(self, config: MethodConfig, loss: LossConfig, *, images: int, clusters: int) -> None:
+    def __init__(self, settings: DtcSettings, loss: LossConfig, *, images: int, clusters: int) -> None:
         super().__init__()
-        self.config, self.loss, self.ramp = config, loss, 0.0
+        self.settings, self.loss, self.ramp = settings, loss, 0.0
         self.register_buffer("targets", torch.zeros(images, clusters))  # p
         self.register_buffer("ensemble", torch.zeros(images, clusters))  # running mean of q, not yet bias-corrected
         self.register_buffer("seen", torch.zeros(images))  # how often an image went into it
 
-    def before_training(self, state: TrainState, material: Material) -> None:
-        """Centres from k-means after PCA; targets from the distances to them."""
-        branch, rows = state.model.branches[0], material.unlabelled_rows
-        (features,) = mean_over_views(state, material, rows, lambda maps: [branch(maps).embedding], views=_VIEWS)
-        start_head(_head(state), features, seed=material.config.optim.seed)
-        self._make_targets(_head(state)(features.to(self.targets.device)).softmax(dim=1))
+    @classmethod
+    def build(cls, config: TrainConfig, model: DualBranchModel, *, images: int, clusters: int) -> Self:
+        """Create the method with targets for so many images and clusters."""
+        return cls(DtcSettings.model_validate(config.method.own), config.loss, images=images, clusters=clusters)
 
-    def before_epoch(self, state: TrainState, material: Material) -> None:
-        """After the warm-up, targets are made anew every few epochs."""
-        since = state.epoch - self.config.dtc_warm_up_epochs
+    def before_training(self, model: DualBranchModel, material: Material) -> None:
+        """Find centres by k-means after PCA, and targets from the distances to them."""
+        branch, rows = model.branches[0], material.unlabelled_rows
+        (features,) = mean_over_views(model, material, rows, lambda maps: [branch(maps).embedding], views=_VIEWS)
+        start_head(_head(model), features, seed=material.config.optim.seed)
+        self._make_targets(_head(model)(features.to(self.targets.device)).softmax(dim=1))
+
+    def before_epoch(self, model: DualBranchModel, epoch: int, material: Material) -> None:
+        """Refresh the targets every few epochs after the warm-up."""
+        since = epoch - self.settings.warm_up_epochs
         self.ramp = ramp_up(self.loss, since) if since >= 0 else 0.0
-        if since < 0 or since % self.config.dtc_refresh_epochs:
+        if since < 0 or since % self.settings.refresh_epochs:
             return
-        if self.config.dtc_variant == "tep" and self.seen.all():
+        if self.settings.variant == "tep" and self.seen.all():
             self._make_targets(self._mean_so_far())
             return
-        branch, rows = state.model.branches[0], material.unlabelled_rows
+        branch, rows = model.branches[0], material.unlabelled_rows
         (q,) = mean_over_views(
-            state, material, rows, lambda maps: [branch(maps).cluster_logits.softmax(dim=1)], views=_VIEWS
+            model,
+            material,
+            rows,
+            lambda maps: [branch(maps).cluster_logits.softmax(dim=1)],
+            views=_VIEWS,
+            epoch=epoch,
         )
         self._make_targets(q.to(self.targets.device))
 
     def forward(self, batch: Batch) -> dict[str, Tensor]:
         """The terms by name."""
-        n, rows, variant = len(batch.labels), batch.rows, self.config.dtc_variant
+        n, rows, variant = len(batch.labels), batch.rows, self.settings.variant
         logits = batch.first[0].cluster_logits[n:]
         terms = {"clustering": F.kl_div(logits.log_softmax(dim=1), self.targets[rows], reduction="batchmean")}
         if variant != "baseline":
@@ -78,7 +106,7 @@ class DeepTransferClustering(Method):
     @torch.no_grad()
     def remember(self, batch: Batch, *, branches: Modules[Branch], generator: torch.Generator) -> None:
         """Predictions of this step go into the mean over epochs."""
-        q, alpha = batch.first[0].cluster_logits[len(batch.labels) :].softmax(dim=1), self.config.dtc_memory
+        q, alpha = batch.first[0].cluster_logits[len(batch.labels) :].softmax(dim=1), self.settings.memory
         rows = batch.rows
         self.ensemble[rows] = alpha * self.ensemble[rows] + (1.0 - alpha) * q
         self.seen[rows] += 1.0
@@ -86,7 +114,7 @@ class DeepTransferClustering(Method):
     def _mean_so_far(self, rows: Tensor | slice = slice(None), unseen: Tensor | None = None) -> Tensor:
         """Bias-corrected; an image that was never seen has `unseen`."""
         seen = self.seen[rows].unsqueeze(1)
-        mean = self.ensemble[rows] / (1.0 - self.config.dtc_memory**seen).clamp_min(torch.finfo(torch.float32).tiny)
+        mean = self.ensemble[rows] / (1.0 - self.settings.memory**seen).clamp_min(torch.finfo(torch.float32).tiny)
         return mean if unseen is None else torch.where(seen > 0, mean, unseen.detach())
 
     @torch.no_grad()
@@ -117,7 +145,7 @@ def start_head(head: CentreHead, features: Tensor, *, seed: int) -> None:
     head.centres.copy_(torch.from_numpy(centres))
 
 
-def _head(state: TrainState) -> CentreHead:
-    head = state.model.branches[0].cluster_head
+def _head(model: DualBranchModel) -> CentreHead:
+    head = model.branches[0].cluster_head
     assert isinstance(head, CentreHead)
     return head

@@ -1,4 +1,4 @@
-"""The method on one screen: the sum of terms that the branches are trained with, and the memories it needs (Eq. 9)."""
+"""The paper's method on one screen: the sum of terms that both branches are trained with, and its memories (Eq. 9)."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from ncd_serve.errors import UsageError
 from ncd_training.config.schema import CompatConfig, LossConfig, ModelConfig, PseudoLabelConfig, SelfLabelConfig
 from ncd_training.model.branches import Branch, BranchOutput, Modules
 from ncd_training.objective import self_labels
@@ -26,12 +27,18 @@ from ncd_training.objective.pseudo_labels import PseudoLabels
 from ncd_training.objective.queues import FeatureBanks
 
 if TYPE_CHECKING:
-    from ncd_training.run.state import TrainState
+    from typing_extensions import Self
+
+    from ncd_training.config.schema import TrainConfig
+    from ncd_training.model.branches import DualBranchModel
 
 
-class Objective(Method):
-    """All terms for a batch whose labelled images come first. Holds the part dictionaries and the feature banks."""
+class DualObjective(Method):
+    """Loss terms of a batch whose labelled images come first. Holds the part dictionaries and the feature banks."""
 
+    name = "dual"
+    title = "dual ranking statistics and mutual knowledge distillation (Zhao and Han, NeurIPS 2021)"
+    takes_self_labels = True
     targets: Tensor | None
 
     def __init__(
@@ -50,16 +57,48 @@ class Objective(Method):
         self.self_label_weight = (own_labels or SelfLabelConfig()).weight
         self.pseudo_labels = Modules(PseudoLabels(kind, dim, model=model, labels=labels) for kind in self.kinds)
         self.banks = FeatureBanks(model.bank_size, dim, branches=len(self.kinds))
-        # What `self_labels` says of the unlabelled images, [M, C]; zeros before it was asked, None if it never is.
+        # Targets [M, C] of the unlabelled images from `self_labels`; zeros before the first ones, None if unused.
         self.register_buffer("targets", None)
 
-    def before_epoch(self, state: TrainState, material: Material) -> None:
-        """The recipe `plus` teaches the cluster heads what a clustering says, made anew now and then."""
-        if self_labels.due(material.config, state.epoch):
-            self_labels.refresh(self, state, material)
+    @classmethod
+    def build(cls, config: TrainConfig, model: DualBranchModel, *, images: int, clusters: int) -> Self:
+        """Create the objective of a configuration."""
+        objective = cls(
+            model.dim,
+            model=config.model,
+            labels=config.pseudo_labels,
+            loss=config.loss,
+            own_labels=config.self_labels,
+            compat=config.compat,
+        )
+        if config.self_labels.weight:
+            objective.targets = torch.zeros(images, clusters)
+        return objective
+
+    @classmethod
+    def check(cls, config: TrainConfig) -> None:
+        """Raise UsageError when no term is left to train with."""
+        super().check(config)
+        loss = config.loss
+        others = loss.balance_weight, config.self_labels.weight, config.model.heads == "joint"
+        if not any((loss.pairwise, loss.cross_entropy, loss.consistency, *others)):
+            raise UsageError(
+                "all terms of the loss are off, or all but distillation, which waits for filled banks",
+                hint="ncd-serve config show tells where settings come from",
+            )
+
+    @classmethod
+    def teaches_known_in(cls, config: TrainConfig) -> bool:
+        """Return whether cross entropy on the known classes is among the terms."""
+        return config.loss.cross_entropy
+
+    def before_epoch(self, model: DualBranchModel, epoch: int, material: Material) -> None:
+        """Refresh the targets of the cluster heads now and then (recipe `plus`)."""
+        if self.targets is not None and self_labels.due(material.config, epoch):
+            self_labels.refresh(self.targets, model, epoch, material)
 
     def forward(self, batch: Batch) -> dict[str, Tensor]:
-        """The terms by name; their sum is minimised."""
+        """Return the loss terms by name; their sum is minimised (Eq. 9)."""
         first, second, labels, rows, ramp = batch
         n, loss = len(labels), self.loss
         pairs = list(zip(first, second, strict=True))
@@ -111,14 +150,21 @@ class Objective(Method):
 
     @torch.no_grad()
     def remember(self, batch: Batch, *, branches: Modules[Branch], generator: torch.Generator) -> None:
-        """Enqueue this step's features, after they were compared with the past (all banks together)."""
+        """Enqueue this step's features after they were compared with the past, in all banks together."""
         self.banks.push([output.embedding for output in batch.first])
         for judge, branch, output in zip(self.pseudo_labels, branches, batch.first, strict=True):
             judge.remember(output, batch.labels, branch=branch, generator=generator)
 
 
+class RankStat(DualObjective):
+    """One branch of the objective; its recipe has the settings."""
+
+    name = "rankstat"
+    title = "ranking statistics (Han et al., ICLR 2020)"
+
+
 def _joint(output: BranchOutput, n: int) -> Tensor:
-    """RankStat's incremental head: on unlabelled images it learns what the cluster head says, as classes of its own."""
+    """Cross entropy of RankStat's incremental head: on unlabelled images its targets are the cluster head's answers."""
     known = output.known_logits.shape[1] - output.cluster_logits.shape[1]
     return F.cross_entropy(output.known_logits[n:], known + output.cluster_logits[n:].argmax(dim=1))
 

@@ -7,21 +7,25 @@ and the cluster head learns to agree with it.
 from __future__ import annotations
 
 from copy import deepcopy
+from types import MappingProxyType
 from typing import TYPE_CHECKING
 
 import torch
 import torch.nn.functional as F
+from pydantic import Field
 from torch import Tensor, nn
 from torch.optim.lr_scheduler import MultiStepLR
 
-from ncd_training.config.schema import MethodConfig
+from ncd_training.config.schema import Section
 from ncd_training.objective.losses import pairwise_bce
 from ncd_training.objective.method import Batch, Material, Method, mean_over_views
 from ncd_training.objective.stage_loop import StageLoop
 
 if TYPE_CHECKING:
+    from typing_extensions import Self
+
+    from ncd_training.config.schema import TrainConfig
     from ncd_training.model.branches import DualBranchModel
-    from ncd_training.run.state import TrainState
 
 _EPSILON = 1e-7
 _VIEWS = 4  # of each unlabelled image
@@ -51,38 +55,77 @@ class SimilarityNetwork(nn.Module):
 class PairLearning(Method):
     """Clusters that agree with the similarity network on all pairs of a batch; both views of an image are in it."""
 
+    needs = MappingProxyType({"branches": "global", "heads": "separate"})
     seen: Tensor
 
-    def __init__(self, tail: nn.Module, dim: int, config: MethodConfig, *, images: int) -> None:
+    def __init__(self, tail: nn.Module, dim: int, *, images: int, settings: Section) -> None:
         super().__init__()
-        self.config = config
+        self.settings = settings
         self.similarity = SimilarityNetwork(deepcopy(tail), dim).requires_grad_(False)
         # The network does not change while clusters are learned, so each image is looked at once.
         self.register_buffer("seen", torch.zeros(images, dim))
 
-    def before_training(self, state: TrainState, material: Material) -> None:
-        """Teach the similarity network the known classes, then let it look at the unlabelled images."""
+    @classmethod
+    def build(cls, config: TrainConfig, model: DualBranchModel, *, images: int, clusters: int) -> Self:
+        """Create the method with a similarity network that starts from the branch's tail."""
+        settings = cls.Settings.model_validate(config.method.own)
+        return cls(model.branches[0].tail, model.dim, images=images, settings=settings)
+
+    def before_training(self, model: DualBranchModel, material: Material) -> None:
+        """Train the similarity network on the known classes, then embed the unlabelled images with it."""
         network = self.similarity
-        network.tail.load_state_dict(state.model.branches[0].tail.state_dict())
+        network.tail.load_state_dict(model.branches[0].tail.state_dict())
         if material.config.similarity.epochs:
-            train_similarity(network.requires_grad_(True), state.model, material)
+            train_similarity(network.requires_grad_(True), model, material)
         network.requires_grad_(False).eval()
         rows = material.unlabelled_rows
-        (seen,) = mean_over_views(state, material, rows, lambda maps: [network.tail(maps).embedding], views=_VIEWS)
+        (seen,) = mean_over_views(model, material, rows, lambda maps: [network.tail(maps).embedding], views=_VIEWS)
         self.seen.copy_(seen)
 
-    def before_epoch(self, state: TrainState, material: Material) -> None:
-        """A resumed run begins in training mode, in which judgements would depend on the batch."""
+    def before_epoch(self, model: DualBranchModel, epoch: int, material: Material) -> None:
+        """Keep the similarity network in eval mode: a resumed run begins in training mode."""
         self.similarity.eval()
 
     def forward(self, batch: Batch) -> dict[str, Tensor]:
-        """The terms by name."""
+        """Return the loss term of all pairs."""
         alike = self.similarity.compare(self.seen[torch.cat([batch.rows, batch.rows])]).argmax(dim=2).float()
         logits = [view[0].cluster_logits[len(batch.labels) :] for view in (batch.first, batch.second)]
         clusters = torch.cat(logits).softmax(dim=1)
-        if self.config.name == "mcl":
-            return {"pairwise": pairwise_bce(clusters, clusters, alike)}
-        return {"pairwise": pairwise_kl(clusters, alike, margin=self.config.kcl_margin)}
+        return {"pairwise": self.cost(clusters, alike)}
+
+    def cost(self, clusters: Tensor, alike: Tensor) -> Tensor:
+        """Return the loss of cluster probabilities [B, C] whose pairs [B, B] are alike or not."""
+        raise NotImplementedError
+
+
+class KclSettings(Section):
+    """Settings of the method kcl."""
+
+    margin: float = Field(2.0, ge=0)
+
+
+class Kcl(PairLearning):
+    """Constrained clustering network: KL divergences of pairs."""
+
+    name = "kcl"
+    title = "a constrained clustering network (Hsu, Lv and Kira, ICLR 2018)"
+    Settings = KclSettings
+    settings: KclSettings
+
+    def cost(self, clusters: Tensor, alike: Tensor) -> Tensor:
+        """Return the KL divergences of all pairs."""
+        return pairwise_kl(clusters, alike, margin=self.settings.margin)
+
+
+class Mcl(PairLearning):
+    """Meta classification likelihood: binary cross entropy of pairs."""
+
+    name = "mcl"
+    title = "meta classification likelihood (Hsu et al., ICLR 2019)"
+
+    def cost(self, clusters: Tensor, alike: Tensor) -> Tensor:
+        """Return the binary cross entropy of all pairs."""
+        return pairwise_bce(clusters, clusters, alike)
 
 
 def train_similarity(network: SimilarityNetwork, model: DualBranchModel, material: Material) -> None:
@@ -95,7 +138,7 @@ def train_similarity(network: SimilarityNetwork, model: DualBranchModel, materia
         return F.cross_entropy(network(model.to_maps(inputs)).flatten(0, 1), alike.flatten())
 
     config = material.config
-    loop = StageLoop(model, config.optim, config.data.workers, material.track, material.kept)
+    loop = StageLoop(model, config.optim, config.data.workers, material.track, material.stages)
     plan = loop.plan(len(labels), stage.batch)
     optimizer = torch.optim.Adam(network.parameters(), stage.learning_rate)
     milestones = [round(share * stage.epochs * len(plan)) for share in _MILESTONES]

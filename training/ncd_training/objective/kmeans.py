@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from types import MappingProxyType
 from typing import TYPE_CHECKING
 
 import torch
@@ -9,31 +10,51 @@ import torch.nn.functional as F
 from sklearn.cluster import KMeans
 from torch import Tensor, nn
 
+from ncd_serve.errors import UsageError
 from ncd_training.model.branches import CosineHead
 from ncd_training.model.predict import run_model
 from ncd_training.objective.method import Material, Method
 
 if TYPE_CHECKING:
-    from ncd_training.run.state import TrainState
+    from typing_extensions import Self
+
+    from ncd_training.config.schema import TrainConfig
+    from ncd_training.model.branches import DualBranchModel
 
 STARTS = 20
 
 
 class KMeansCentres(Method):
-    """Nothing is trained: the cluster head says which centre is nearest."""
+    """Baseline that trains nothing: the cluster head answers with the nearest centre."""
 
-    def before_training(self, state: TrainState, material: Material) -> None:
+    name = "kmeans"
+    title = "k-means on the features that training would start from"
+    needs = MappingProxyType({"branches": "global", "heads": "separate"})
+
+    @classmethod
+    def build(cls, config: TrainConfig, model: DualBranchModel, *, images: int, clusters: int) -> Self:
+        """Create the method."""
+        return cls()
+
+    @classmethod
+    def check(cls, config: TrainConfig) -> None:
+        """Raise UsageError when epochs are asked for."""
+        super().check(config)
+        if config.optim.epochs:
+            raise UsageError("the method kmeans trains nothing", hint="set optim.epochs=0, as its recipe does")
+
+    def before_training(self, model: DualBranchModel, material: Material) -> None:
         """Cluster the unlabelled images as a served model would see them, and set the head to the centres."""
         data = material.config.data
         outputs = run_model(
-            state.model,
+            model,
             material.unlabelled,
             data.preprocess,
             workers=data.workers,
             track=material.track,
             what="features for k-means",
         )
-        head = state.model.branches[0].linear_cluster_head
+        head = model.branches[0].linear_cluster_head
         set_to_centres(head, torch.from_numpy(outputs.embedding), seed=material.config.optim.seed)
 
 

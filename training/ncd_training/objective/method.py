@@ -1,58 +1,72 @@
-"""What sets one system of discovery apart from another. Data, trunk, loop, checkpoint, scores and export they share."""
+"""Base class of discovery methods, and what a method gets to work with."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, ClassVar, NamedTuple
 
 import torch
 from torch import Tensor, nn
 
+from ncd_serve.errors import UsageError
 from ncd_training.base.randomness import Purpose, seed_for
+from ncd_training.config.schema import Section
 from ncd_training.data.views import ViewRequest, Views, batches
 from ncd_training.model.branches import Modules
 
 if TYPE_CHECKING:
+    from typing_extensions import Self
+
     from ncd_serve.progress import Track
     from ncd_training.config.schema import BranchKind, TrainConfig
-    from ncd_training.model.branches import Branch, BranchOutput
+    from ncd_training.model.branches import Branch, BranchOutput, DualBranchModel
     from ncd_training.objective.pseudo_labels import PseudoLabels
-    from ncd_training.run.state import TrainState
 
 _BATCH = 256
 
 
 @dataclass(frozen=True)
 class Material:
-    """All that a method may look at: never the true classes of unlabelled images."""
+    """Everything a method may look at: never the true classes of unlabelled images."""
 
     views: Views  # of the labelled images, then of the unlabelled ones
     labels: Tensor
     unlabelled: Sequence[Path]
     config: TrainConfig
     track: Track
-    kept: Path | None = None  # where epochs of stages before discovery are kept
+    stages: Path | None = None  # folder that keeps epochs of stages before discovery
 
     @property
     def unlabelled_rows(self) -> range:
-        """Where the unlabelled images are among all of them."""
+        """Row numbers of the unlabelled images among all images."""
         return range(len(self.labels), len(self.labels) + len(self.unlabelled))
 
 
 class Batch(NamedTuple):
-    """What every branch made of two views of some images, labelled ones first."""
+    """Outputs of every branch for two views of some images, labelled ones first."""
 
     first: list[BranchOutput]
     second: list[BranchOutput]
     labels: Tensor  # [N], of the first N images
-    rows: Tensor  # [M], which unlabelled images the others are
+    rows: Tensor  # [M], numbers of the unlabelled images that follow them
     ramp: float  # grows from 0 to 1 as the run warms up (Eq. 10)
 
 
 class Method(nn.Module):
-    """Terms of a batch, and what is done around them. What it must keep is buffers."""
+    """Base class of discovery methods. Data, trunk, loop, checkpoints, evaluation and export are common to all.
+
+    A method computes the loss terms of a batch. State that must survive a resume is registered as buffers.
+    To add one: a module in this folder with a subclass that has a name, and a recipe of that name.
+    """
+
+    name: ClassVar[str] = ""  # as in `--method`
+    title: ClassVar[str] = ""  # for reports and model cards
+    needs: ClassVar[Mapping[str, str]] = {}  # settings of the section `model` that the method requires
+    teaches_known: ClassVar[bool] = False  # discovery trains a head on the known classes
+    takes_self_labels: ClassVar[bool] = False  # the section `self_labels` is for it
+    Settings: ClassVar[type[Section]] = Section  # its own settings: the section `method` beside `name`
 
     def __init__(self, kinds: Sequence[BranchKind] = ("global",)) -> None:
         super().__init__()
@@ -60,42 +74,75 @@ class Method(nn.Module):
         # Judges of pairs whose quality a report may show, one for each branch.
         self.pseudo_labels: Modules[PseudoLabels] = Modules()
 
-    def before_training(self, state: TrainState, material: Material) -> None:
-        """Once, on the features that training starts from; the first checkpoint has what comes of it."""
+    @classmethod
+    def build(cls, config: TrainConfig, model: DualBranchModel, *, images: int, clusters: int) -> Self:
+        """Create the method for so many unlabelled images and clusters."""
+        raise NotImplementedError
 
-    def before_epoch(self, state: TrainState, material: Material) -> None:
-        """Again and again, e.g. to make targets anew. Must come to the same on every rank and after a resume."""
+    @classmethod
+    def check(cls, config: TrainConfig) -> None:
+        """Raise UsageError for settings that the method cannot work with."""
+        if not cls.needs.items() <= config.model.model_dump().items():
+            needed = " and ".join(f"model.{key}={value}" for key, value in cls.needs.items())
+            raise _unfit(f"the method {cls.name} needs {needed}, which its recipe has: give --method {cls.name}")
+        if config.model.head_form == "centres" and cls.needs.get("head_form") != "centres":
+            raise _unfit("model.head_form=centres is for the method dtc alone")
+        if config.self_labels.weight and not cls.takes_self_labels:
+            raise _unfit(f"self_labels.weight is not for the method {cls.name}: leave out the recipe plus")
+        if not config.optim.labelled_batch and cls.teaches_known_in(config):
+            raise _unfit("known classes are taught on labelled images: optim.labelled_batch must be at least 1")
+
+    @classmethod
+    def teaches_known_in(cls, config: TrainConfig) -> bool:
+        """Return whether discovery with these settings trains a head on the known classes."""
+        return cls.teaches_known
+
+    def before_training(self, model: DualBranchModel, material: Material) -> None:
+        """Prepare once, before the first epoch. Its changes are in the initial checkpoint."""
+
+    def before_epoch(self, model: DualBranchModel, epoch: int, material: Material) -> None:
+        """Prepare an epoch, e.g. refresh targets. Must give the same result on every rank and after a resume."""
 
     def forward(self, batch: Batch) -> dict[str, Tensor]:
-        """The terms by name; their sum is minimised."""
+        """Return the loss terms by name; their sum is minimised."""
         raise NotImplementedError
 
     def remember(self, batch: Batch, *, branches: Modules[Branch], generator: torch.Generator) -> None:
-        """Keep what later steps need of this one."""
+        """Store what later steps need of this one."""
 
     def branch_name(self, number: int) -> str:
-        """`global`, `local`, or `global2` for the second of a kind."""
+        """Return `global`, `local`, or `global2` for the second branch of a kind."""
         earlier = self.kinds[:number].count(self.kinds[number])
         return f"{self.kinds[number]}{earlier + 1 if earlier else ''}"
 
 
 @torch.no_grad()
 def mean_over_views(
-    state: TrainState, material: Material, rows: Sequence[int], see: Callable[[Tensor], list[Tensor]], *, views: int
+    model: DualBranchModel,
+    material: Material,
+    rows: Sequence[int],
+    see: Callable[[Tensor], list[Tensor]],
+    *,
+    views: int,
+    epoch: int = 0,
 ) -> list[Tensor]:
-    """What `see` makes of the trunk maps of some images, on average over some views of them: [rows, ...] each."""
+    """Apply `see` to the trunk maps of some images and average over views of each: [rows, ...] per result."""
     config = material.config
     requests = [
         ViewRequest(
             row,
-            tuple(seed_for(config.optim.seed, Purpose.SELF_LABELS, state.epoch, row, view) for view in range(views)),
+            tuple(seed_for(config.optim.seed, Purpose.SELF_LABELS, epoch, row, view) for view in range(views)),
         )
         for row in rows
     ]
     chunks = [requests[start : start + _BATCH] for start in range(0, len(requests), _BATCH)]
-    state.model.eval()
+    model.eval()
     found = []
     for stacked in batches(material.views, chunks, workers=config.data.workers):
-        sights = [see(state.model.to_maps(state.model.placed(view))) for view in stacked]
+        sights = [see(model.to_maps(model.placed(view))) for view in stacked]
         found.append([torch.stack(same).mean(dim=0).float().cpu() for same in zip(*sights, strict=True)])
     return [torch.cat(column) for column in zip(*found, strict=True)]
+
+
+def _unfit(text: str) -> UsageError:
+    return UsageError(text, hint="ncd-serve config show tells where settings come from")

@@ -2,42 +2,64 @@
 
 from __future__ import annotations
 
+from types import MappingProxyType
 from typing import TYPE_CHECKING
 
 import torch
 import torch.nn.functional as F
+from pydantic import Field
 from torch import Tensor
 
-from ncd_training.config.schema import MethodConfig
+from ncd_training.config.schema import Section
 from ncd_training.model.branches import CosineHead
 from ncd_training.objective.losses import uniform_divergence
 from ncd_training.objective.method import Batch, Material, Method, mean_over_views
 
 if TYPE_CHECKING:
-    from ncd_training.run.state import TrainState
+    from typing_extensions import Self
+
+    from ncd_training.config.schema import TrainConfig
+    from ncd_training.model.branches import DualBranchModel
 
 _EPSILON = 1e-7
+
+
+class OrcaSettings(Section):
+    """Settings of the method orca."""
+
+    margin: float = Field(0.5, ge=0)  # upper limit; less as the model gets surer of the unlabelled images
 
 
 class Orca(Method):
     """Cross entropy with an uncertainty-adaptive margin, a positive pair for every image, and even use of classes."""
 
+    name = "orca"
+    title = "ORCA (Cao, Brbic and Leskovec, ICLR 2022)"
+    needs = MappingProxyType({"branches": "global", "heads": "open_world", "head_form": "cosine"})
+    teaches_known = True
+    Settings = OrcaSettings
     margin: Tensor
 
-    def __init__(self, config: MethodConfig) -> None:
+    def __init__(self, settings: OrcaSettings) -> None:
         super().__init__()
-        self.most = config.orca_margin
+        self.most = settings.margin
         self.register_buffer("margin", torch.tensor(0.0))
 
-    def before_epoch(self, state: TrainState, material: Material) -> None:
-        """The less certain the unlabelled images are, the more the known classes are held back."""
-        branch = state.model.branches[0]
+    @classmethod
+    def build(cls, config: TrainConfig, model: DualBranchModel, *, images: int, clusters: int) -> Self:
+        """Create the method."""
+        return cls(OrcaSettings.model_validate(config.method.own))
+
+    def before_epoch(self, model: DualBranchModel, epoch: int, material: Material) -> None:
+        """Set the margin: the less certain the unlabelled images are, the more the known classes are held back."""
+        branch = model.branches[0]
         (confidence,) = mean_over_views(
-            state,
+            model,
             material,
             material.unlabelled_rows,
             lambda maps: [branch(maps).cluster_logits.softmax(dim=1).amax(dim=1)],
             views=1,
+            epoch=epoch,
         )
         self.margin.fill_(min(self.most, 1.0 - float(confidence.mean())))
 

@@ -24,9 +24,8 @@ from ncd_training.objective.method import mean_over_views
 
 if TYPE_CHECKING:
     from ncd_training.config.schema import TrainConfig
-    from ncd_training.objective.dual import Objective
+    from ncd_training.model.branches import DualBranchModel
     from ncd_training.objective.method import Material
-    from ncd_training.run.state import TrainState
 
 _MOST_LABELLED = 20_000  # enough to know how classes vary within themselves
 _HEAD_SCALE = 10.0  # logits of a new head are about 10 times a cosine
@@ -46,15 +45,18 @@ def due(config: TrainConfig, epoch: int) -> bool:
     return config.self_labels.weight > 0 and epoch % config.self_labels.refresh_epochs == 0
 
 
-def refresh(objective: Objective, state: TrainState, material: Material) -> None:
-    """Give the objective new targets for its unlabelled images; the first ones also set the cluster heads."""
-    targets, labels, config = objective.targets, material.labels, material.config
-    assert targets is not None
+def refresh(targets: Tensor, model: DualBranchModel, epoch: int, material: Material) -> None:
+    """Fill in new targets [M, C] of the unlabelled images; the first ones also set the cluster heads."""
+    labels, config = material.labels, material.config
     some = np.sort(np.random.default_rng(config.optim.seed).permutation(len(labels))[:_MOST_LABELLED])
     rows, known = [*some.tolist(), *material.unlabelled_rows], labels[torch.from_numpy(some)]
-    model, views = state.model, config.self_labels.views
     features = mean_over_views(
-        state, material, rows, lambda maps: [output.embedding for output in model(maps)], views=views
+        model,
+        material,
+        rows,
+        lambda maps: [output.embedding for output in model(maps)],
+        views=config.self_labels.views,
+        epoch=epoch,
     )
     spaces = [_space(embedding, known, config.self_labels.shrinkage) for embedding in features]
     first = not targets.any()

@@ -16,48 +16,48 @@ from torch.utils.data import default_collate
 from ncd_training.base.randomness import generator_for
 from ncd_training.data.views import FileViews
 from ncd_training.run.step import train_step
+from ncd_training.summary.figures import epochs_in_words, stages_before
 from ncd_training.summary.live import duration
 
 if TYPE_CHECKING:
     from pathlib import Path
 
-    from ncd_training.config.schema import TrainConfig
     from ncd_training.data.prepare import Setup
     from ncd_training.data.views import BatchPlan
     from ncd_training.model.weights import WeightsReport
     from ncd_training.run.state import TrainState
 
 
-def print_plan(setup: Setup, *, steps: int, origin: WeightsReport | None, folder: Path | None) -> None:
-    """Images, classes, trunk, device, branches, epochs and steps, run directory, initial weights."""
+def plan_lines(
+    setup: Setup, *, steps: int, origin: WeightsReport | None, folder: Path | None
+) -> list[tuple[str, str | None]]:
+    """Return the plan as lines with a style each: images, backbone, device, epochs, run directory, initial weights."""
     manifest, config = setup.manifest, setup.config
-    setup.console.print(
-        f"[bold]{manifest.name}[/bold]: {len(manifest.labelled):,} labelled images of {len(manifest.known_classes)} "
-        f"known classes, {len(manifest.unlabelled):,} unlabelled images for {setup.clusters} clusters\n"
-        f"{config.method.name}: {config.model.trunk} at {config.data.resolution} px on {device_name()}, "
-        f"branches {config.model.branches}, "
-        f"{_epochs(config.optim.epochs)} of {steps} steps"
-        + (f"; run directory [bold]{folder}[/bold]" if folder else "; a dry run, nothing is written"),
-        highlight=False,
-        soft_wrap=True,
-    )
-    for note in manifest.notes:
-        setup.console.print(f"note: {note}", style="yellow", highlight=False, markup=False, soft_wrap=True)
+    lines: list[tuple[str, str | None]] = [
+        (
+            f"{manifest.name}: {len(manifest.labelled):,} labelled images of {len(manifest.known_classes)} "
+            f"known classes, {len(manifest.unlabelled):,} unlabelled images for {setup.clusters} clusters",
+            None,
+        ),
+        (
+            f"{config.method.name}: {config.model.trunk} at {config.data.resolution} px on {device_name()}, "
+            f"branches {config.model.branches}, {epochs_in_words(config.optim.epochs)} of {steps} steps; "
+            + (f"run directory {folder}" if folder else "a dry run, nothing is written"),
+            None,
+        ),
+    ]
+    lines += [(f"note: {note}", "yellow") for note in manifest.notes]
     if origin is not None:
-        setup.console.print(origin.line, highlight=False, markup=False, soft_wrap=True)
+        lines.append((origin.line, None))
     elif not (config.rotations.epochs or config.from_labels.epochs):
         text = "the frozen trunk has random weights: give --weights PATH, or make them with `ncd-serve pretrain`"
-        setup.console.print(text, style="yellow", highlight=False, soft_wrap=True)
+        lines.append((text, "yellow"))
+    return lines
 
 
 def device_name() -> str:
-    """What computes."""
+    """Return the name of the compute device."""
     return f"cuda ({torch.cuda.get_device_name()})" if torch.cuda.is_available() else "cpu"
-
-
-def print_cost(setup: Setup, cost: Cost, *, steps: int) -> None:
-    """Memory and time, as measured."""
-    setup.console.print(cost_line(setup, cost, steps=steps), highlight=False, soft_wrap=True)
 
 
 def cost_line(setup: Setup, cost: Cost, *, steps: int) -> str:
@@ -73,20 +73,6 @@ def cost_line(setup: Setup, cost: Cost, *, steps: int) -> str:
         f"about {duration(total)} ({step:.2g} s a step, {steps} steps an epoch{line})"
         f"{', not counting ' + ' and '.join(before) if before else ''}; {cost.memory / 1e9:.1f} GB of memory"
     )
-
-
-def stages_before(config: TrainConfig) -> list[str]:
-    """What comes before the branches part, e.g. `3 epochs of rotations`."""
-    stages = {
-        "rotations": config.rotations.epochs,
-        "training from labels": config.from_labels.epochs,
-        "supervised training": config.supervised.epochs,
-    }
-    return [f"{_epochs(epochs)} of {name}" for name, epochs in stages.items() if epochs]
-
-
-def _epochs(number: int) -> str:
-    return f"{number} epoch{'s' * (number != 1)}"
 
 
 STEPS = 2  # the first one is slower: memory is taken, kernels are chosen
@@ -119,8 +105,8 @@ def measure(
 
     Of several processes each has its share of a batch, so a share is what is timed.
     """
-    model, objective, optimizer, precision = deepcopy((state.model, state.objective, state.optimizer, state.precision))
-    trial = replace(state, model=model, objective=objective, optimizer=optimizer, precision=precision)
+    model, method, optimizer, precision = deepcopy((state.model, state.method, state.optimizer, state.precision))
+    trial = replace(state, model=model, method=method, optimizer=optimizer, precision=precision)
     views, labels = FileViews(setup.manifest.images, setup.config.data), torch.tensor(setup.labels)
     if torch.cuda.is_available():
         torch.cuda.reset_peak_memory_stats()

@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 from torch.utils.data import DataLoader
 
+from ncd_serve.progress import Progress
 from ncd_training.base.checkpoint import load_checkpoint, save_checkpoint
 from ncd_training.base.precision import Precision
 from ncd_training.base.randomness import Purpose
@@ -48,24 +49,22 @@ class PretrainState:
         return {"lesson": self.lesson}
 
 
-def pretrain(setup: Setup, run: RunDir) -> None:
-    """Teach into a run directory; where there is a checkpoint, go on to the same weights as if it had never stopped."""
+def pretrain(setup: Setup, run: RunDir, *, progress: Progress) -> None:
+    """Pretrain into a run directory. Where there is a checkpoint, resume to the same weights as without the stop."""
     config, begun = setup.config, run.checkpoint.exists()
-    with run.writing(), RunLog(run.log, setup.console) as log:
+    with run.writing(), RunLog(run.log, progress.console) as log:
         # All that a weight file gave is in the checkpoint.
         parts, origin = initial_trunk(config, weights=None if begun else config.model.weights)
         state = build_state(config, parts)
         if begun:
-            run.check_images(setup.manifest)
             load_checkpoint(state, run.checkpoint)
-            text = f"resuming {run.path} after epoch {state.epoch} of {config.pretrain.epochs}"
-            setup.console.print(text, soft_wrap=True)
+            progress.say(f"resuming {run.path} after epoch {state.epoch} of {config.pretrain.epochs}")
         else:
-            _print_plan(setup, run, origin)
-            facts = origin.facts() if origin else None
-            run.note_start(setup.findings.lines(), facts, images=setup.manifest, device=device_name())
+            _say_plan(setup, run, origin, progress)
+            setup.keep(run)
+            run.note_start(device=device_name(), weights=origin.facts() if origin else None)
             save_checkpoint(state, run.checkpoint)
-        _fit(setup, state, run, log)
+        _fit(setup, state, run, log, progress)
 
 
 def build_state(config: TrainConfig, parts: TrunkParts) -> PretrainState:
@@ -105,16 +104,14 @@ def train_epoch(
     plan.epoch = state.epoch
     for group in state.optimizer.param_groups:
         group["lr"] = pretraining_rate(settings, state.epoch)
-    device, scaler = _device(state), state.precision.scaler
+    device = _device(state)
     state.lesson.train()
     totals = torch.zeros(2)
     for views in loader:
         state.optimizer.zero_grad()
         with state.precision.autocast(device):
             lesson = state.lesson(*(view.to(device) for view in views))
-        scaler.scale(lesson.loss).backward()
-        scaler.step(state.optimizer)
-        scaler.update()
+        state.precision.step(lesson.loss, state.optimizer)
         totals += torch.stack([lesson.loss.detach(), lesson.accuracy]).cpu()
         state.precision.check_finite({"loss": float(totals[0])}, epoch=state.epoch)
     state.epoch += 1
@@ -131,13 +128,13 @@ def held_out_accuracy(state: PretrainState, paths: Sequence[Path], config: Train
     return right / len(paths)
 
 
-def _fit(setup: Setup, state: PretrainState, run: RunDir, log: RunLog) -> None:
+def _fit(setup: Setup, state: PretrainState, run: RunDir, log: RunLog, progress: Progress) -> None:
     config, settings, seed = setup.config, setup.config.pretrain, setup.config.optim.seed
     learn, held_out = split_images(setup.manifest.images, settings, seed=seed)
     plan = BatchPlan(len(learn), 1, settings.batch, 0, seed=seed, views=state.lesson.views)
     loader = batches(FileViews(learn, config.data), plan, workers=config.data.workers)
     rows, curves = run.read_metrics()[: state.epoch], CurvePlots(run.plots)
-    display = EpochDisplay(setup.console, log, epochs=settings.epochs, steps=len(plan), rows=rows)
+    display = EpochDisplay(progress, log, epochs=settings.epochs, steps=len(plan), rows=rows)
     try:
         with display:
             while state.epoch < settings.epochs:
@@ -153,8 +150,7 @@ def _fit(setup: Setup, state: PretrainState, run: RunDir, log: RunLog) -> None:
                 curves.follow(rows)
                 display.show(row)
     except (KeyboardInterrupt, SystemExit):
-        text = f"interrupted; go on with: ncd-serve pretrain --resume {run.path}"
-        setup.console.print(text, soft_wrap=True, highlight=False)
+        progress.say(f"interrupted; resume with: ncd-serve pretrain --resume {run.path}")
         raise
     draw_curves(rows, run.plots)
 
@@ -168,19 +164,16 @@ def _device(state: PretrainState) -> torch.device:
     return state.lesson.network.trunk.mean.device
 
 
-def _print_plan(setup: Setup, run: RunDir, origin: WeightsReport | None) -> None:
+def _say_plan(setup: Setup, run: RunDir, origin: WeightsReport | None, progress: Progress) -> None:
     config, settings = setup.config, setup.config.pretrain
-    device = "cuda" if torch.cuda.is_available() else "cpu"
     learn, held_out = split_images(setup.manifest.images, settings, seed=config.optim.seed)
     beside = f"{len(held_out):,} held out" if held_out else f"queue of {settings.queue:,} keys"
-    setup.console.print(
-        f"[bold]{setup.manifest.name}[/bold]: {len(learn):,} images, no labels, {beside}\n"
-        f"{settings.method} of {config.model.trunk} at {config.data.resolution} px on {device}, "
-        f"{settings.epochs} epochs in batches of {settings.batch}; run directory [bold]{run.path}[/bold]",
-        highlight=False,
-        soft_wrap=True,
+    progress.say(f"{setup.manifest.name}: {len(learn):,} images, no labels, {beside}")
+    progress.say(
+        f"{settings.method} of {config.model.trunk} at {config.data.resolution} px on {device_name()}, "
+        f"{settings.epochs} epochs in batches of {settings.batch}; run directory {run.path}"
     )
     for note in setup.manifest.notes:
-        setup.console.print(f"note: {note}", style="yellow", highlight=False, markup=False, soft_wrap=True)
+        progress.say(f"note: {note}", style="yellow")
     if origin is not None:
-        setup.console.print(origin.line, highlight=False, markup=False, soft_wrap=True)
+        progress.say(origin.line)

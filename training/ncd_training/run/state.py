@@ -1,9 +1,10 @@
-"""State of a training run: how it is built from a configuration and loaded from a checkpoint."""
+"""State of a training run: built from a configuration, or loaded from a checkpoint."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import torch
 from torch import nn
@@ -11,67 +12,68 @@ from torch import nn
 from ncd_training.base.checkpoint import load_checkpoint
 from ncd_training.base.distributed import Ranks, with_global_batch_norm
 from ncd_training.base.precision import Precision
-from ncd_training.base.run_dir import RunDir
-from ncd_training.config.schema import OptimConfig
-from ncd_training.data.prepare import Setup
-from ncd_training.model import onnx as onnx_trunk
 from ncd_training.model.branches import DualBranchModel
-from ncd_training.model.trunk import TrunkParts
+from ncd_training.model.onnx import configured_trunk
 from ncd_training.model.weights import initial_trunk
 from ncd_training.objective import build_method
 from ncd_training.objective.method import Method
 
+if TYPE_CHECKING:
+    from ncd_training.config.schema import OptimConfig
+    from ncd_training.data.prepare import Setup
+    from ncd_training.model.trunk import TrunkParts
+
 
 @dataclass
 class TrainState:
-    """What changes while training."""
+    """Everything that changes while training."""
 
     model: DualBranchModel
-    objective: Method
+    method: Method
     optimizer: torch.optim.Optimizer
     precision: Precision = field(default_factory=Precision)
     ranks: Ranks = field(default_factory=Ranks)
-    epoch: int = 0  # epochs done
+    epoch: int = 0  # finished epochs
 
     @property
     def modules(self) -> dict[str, nn.Module]:
-        """What a checkpoint holds beside the optimiser."""
-        return {"model": self.model, "objective": self.objective}
+        """Modules that a checkpoint holds beside the optimiser."""
+        return {"model": self.model, "objective": self.method}
 
 
-def load_state(setup: Setup, run: RunDir, ranks: Ranks | None = None, checkpoint: Path | None = None) -> TrainState:
-    """The newest state of a run, or that of another of its checkpoints, for going on, evaluation or export."""
-    parts, _ = initial_trunk(setup.config, weights=None)  # all that a weight file gave is in the checkpoint
+def load_state(setup: Setup, checkpoint: Path, ranks: Ranks | None = None) -> TrainState:
+    """Load the state in a checkpoint, to resume, evaluate or export."""
+    parts, _ = initial_trunk(setup.config, weights=None)  # the checkpoint has everything that a weight file gave
     state = build_state(setup, parts, ranks)
-    load_checkpoint(state, checkpoint or run.checkpoint)
+    load_checkpoint(state, checkpoint)
     return state
 
 
 def build_state(setup: Setup, parts: TrunkParts, ranks: Ranks | None = None) -> TrainState:
-    """Model, memories and optimiser of a configuration, before any training."""
+    """Build model, memories and optimiser, before any training."""
     config, ranks = setup.config, ranks or Ranks()
-    known = len(setup.manifest.known_classes)
     model = DualBranchModel(
         parts,
-        known=known,
+        known=len(setup.manifest.known_classes),
         novel=setup.clusters,
         model=config.model,
         labels=config.pseudo_labels,
         compat=config.compat,
     )
-    objective = build_method(config, model, images=len(setup.manifest.unlabelled), clusters=setup.clusters)
+    method = build_method(config, model, images=len(setup.manifest.unlabelled), clusters=setup.clusters)
     device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
-    model.trunk.in_onnx = onnx_trunk.configured(config)
+    model.trunk.in_onnx = configured_trunk(config)
     if ranks.size > 1:
         with_global_batch_norm(model.branches)
     model.to(memory_format=torch.channels_last)  # type: ignore[call-overload]  # missing in torch's types
     model.to(device)
-    objective.to(device)
+    method.to(device)
     precision = Precision.on(device, mixed=config.optim.mixed_precision)
-    return TrainState(model, objective, _optimizer(model, config.optim), precision, ranks)
+    return TrainState(model, method, build_optimizer(model, config.optim), precision, ranks)
 
 
-def _optimizer(model: DualBranchModel, optim: OptimConfig) -> torch.optim.Optimizer:
+def build_optimizer(model: DualBranchModel, optim: OptimConfig) -> torch.optim.Optimizer:
+    """Build the optimiser of the branches."""
     parameters = model.branches.parameters()
     if optim.optimizer == "adam":
         return torch.optim.Adam(parameters, optim.learning_rate, weight_decay=optim.weight_decay)

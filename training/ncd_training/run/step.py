@@ -54,19 +54,19 @@ def train_step(
     generator: torch.Generator,
 ) -> dict[str, float]:
     """Two views of a batch, labelled images first and then the unlabelled `rows`, to one update of the branches."""
-    model, objective, ranks, scaler = state.model, state.objective, state.ranks, state.precision.scaler
+    model, method, ranks, scaler = state.model, state.method, state.ranks, state.precision.scaler
     device = model.trunk.mean.device
     state.optimizer.zero_grad()  # before the forward pass, so that old gradients are not held beside its maps
     with state.precision.autocast(device):
         outputs = model(model.to_maps(model.placed(torch.cat(views))))
     first, second = map(ranks.gather, split_views(outputs))
     batch = Batch(first, second, labels.to(device), rows.to(device), ramp)
-    terms = objective(batch)
+    terms = method(batch)
     scaler.scale(torch.stack(list(terms.values())).sum()).backward()
     ranks.add_gradients(model.branches.parameters())
     scaler.step(state.optimizer)
     scaler.update()
-    objective.remember(batch, branches=model.branches, generator=generator)
+    method.remember(batch, branches=model.branches, generator=generator)
     return {name: float(term.detach()) for name, term in terms.items()}
 
 

@@ -1,4 +1,4 @@
-"""A whole run: check the images, build the model, train it, report."""
+"""A whole run: build the model, run the stages before discovery, train, evaluate, report."""
 
 from __future__ import annotations
 
@@ -6,199 +6,236 @@ import math
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import replace
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from rich.console import Console
 
-from ncd_serve.files import write_json
+from ncd_serve.progress import Progress
 from ncd_training.base.checkpoint import save_checkpoint
 from ncd_training.base.distributed import Ranks, join, leave
-from ncd_training.base.run_dir import RunDir
-from ncd_training.data.prepare import Setup
+from ncd_training.base.run_dir import ALONE, RunDir, weights_path
+from ncd_training.data.prepare import check_processes, images_changed, prepare
+from ncd_training.data.scan import load_manifest_of_run
 from ncd_training.data.views import BatchPlan, FileViews, Views, batches
-from ncd_training.model.branches import DualBranchModel
 from ncd_training.model.map_cache import cache_bytes, cache_views
-from ncd_training.model.weights import initial_trunk
+from ncd_training.model.weights import check_weights, initial_trunk
+from ncd_training.objective import checked
 from ncd_training.objective.method import Material
-from ncd_training.run import monitor as watch
-from ncd_training.run.plan import device_name, measure, print_cost, print_plan
+from ncd_training.run.monitor import Monitor
+from ncd_training.run.plan import cost_line, device_name, measure, plan_lines
 from ncd_training.run.stages import Stages
 from ncd_training.run.state import TrainState, build_state, load_state
 from ncd_training.run.step import train_epoch
 from ncd_training.score.reference import to_reference
-from ncd_training.summary.live import EpochDisplay, RunLog
+from ncd_training.summary.live import EpochDisplay, RunLog, tensorboard
 from ncd_training.summary.page import write_report
 from ncd_training.summary.plots import CurvePlots, draw_curves
 
+if TYPE_CHECKING:
+    from ncd_training.base.launch import Launch
+    from ncd_training.base.scores import Summary
+    from ncd_training.data.prepare import Setup
+    from ncd_training.model.branches import Trunk
 
-def train(setup: Setup, run: RunDir) -> None:
-    """Train into a run directory; where there is a checkpoint, go on to the same weights as if it had never stopped."""
-    with _logged(setup, run) as (setup, ranks, log):
+
+def set_up(listed: Setup, *, progress: Progress, launch: Launch = ALONE) -> Setup:
+    """Check settings, weights and images of a new run; the quick checks come first."""
+    config = listed.config
+    if config.model.weights is not None:
+        weights_path(config.model.weights)
+    check_processes(config.optim, launch.size)
+    config = checked(config)
+    check_weights(config)
+    ranks = join(launch)
+    shown = progress if ranks.is_leader else Progress(Console(quiet=True))
+    return prepare(
+        replace(listed, config=config),
+        progress=shown,
+        mapper=lambda look, paths: ranks.map(look, paths, track=shown.track, what="checking images"),
+    )
+
+
+def train(setup: Setup, run: RunDir, *, progress: Progress, launch: Launch = ALONE) -> None:
+    """Train into a run directory. Where there is a checkpoint, resume to the same weights as without the stop."""
+    with _logged(setup, run, progress, launch) as (progress, ranks, log):
+        _keep_images(setup, run, ranks)
         begun = ranks.leaders(run.checkpoint.exists())
-        run.check_images(setup.manifest)
         if not begun:
-            _start(setup, run, ranks)
-        state = load_state(setup, run, ranks)
+            _start(setup, run, ranks, progress)
+        state = load_state(setup, run.checkpoint, ranks)
         if begun:
-            text = f"resuming {run.path} after epoch {state.epoch} of {setup.config.optim.epochs}"
-            setup.console.print(text, soft_wrap=True)
-        _fit(setup, state, run, log)
+            progress.say(f"resuming {run.path} after epoch {state.epoch} of {setup.config.optim.epochs}")
+        _fit(setup, state, run, log, progress)
 
 
-def dry_run(setup: Setup) -> None:
-    """Everything up to the first real steps, and what the run would cost; leaves nothing behind."""
+def dry_run(setup: Setup, *, progress: Progress) -> None:
+    """Do everything up to the first real steps, and say what the run would cost; leaves nothing behind."""
     parts, origin = initial_trunk(setup.config, weights=setup.config.model.weights)
-    plan = _batch_plan(setup)
-    print_plan(setup, steps=len(plan), origin=origin, folder=None)
+    plan = batch_plan(setup)
+    for text, style in plan_lines(setup, steps=len(plan), origin=origin, folder=None):
+        progress.say(text, style=style)
     if setup.config.optim.epochs:
-        print_cost(setup, measure(build_state(setup, parts), setup, plan, patience=math.inf), steps=len(plan))
+        cost = measure(build_state(setup, parts), setup, plan, patience=math.inf)
+        progress.say(cost_line(setup, cost, steps=len(plan)))
+
+
+def evaluate(setup: Setup, state: TrainState, run: RunDir, *, progress: Progress) -> Summary:
+    """Score every split that has true classes; keep scores and the model's answers in the run directory."""
+    monitor = Monitor(setup, run.plots, progress)
+    summary, outputs = monitor.at_the_end(state, run.read_summary())
+    open_world = setup.config.model.heads == "open_world"
+    reference = to_reference(outputs, setup.manifest, checkpoint=run.checkpoint, clusters_are_classes=open_world)
+    reference.write(run.reference)
+    run.write_summary(summary)
+    write_report(setup, run, epoch=state.epoch, scored=True)
+    return summary
+
+
+def batch_plan(setup: Setup) -> BatchPlan:
+    """Return the batches of a run."""
+    optim, manifest = setup.config.optim, setup.manifest
+    sizes = optim.labelled_batch, optim.unlabelled_batch
+    return BatchPlan(len(manifest.labelled), len(manifest.unlabelled), *sizes, seed=optim.seed)
+
+
+def gather(setup: Setup, trunk: Trunk, run: RunDir, *, progress: Progress, ranks: Ranks | None = None) -> Material:
+    """Return everything a method may look at; views are cached here if they are to be."""
+    views = _views(setup, trunk, run, progress, ranks)
+    labels = torch.tensor(setup.labels)
+    return Material(views, labels, setup.manifest.unlabelled, setup.config, progress.track, run.stages)
 
 
 @contextmanager
-def _logged(setup: Setup, run: RunDir) -> Iterator[tuple[Setup, Ranks, RunLog]]:
-    """The processes that train together; the first one talks, and what it says is logged."""
-    ranks = join()
-    if ranks.leads:
+def _logged(setup: Setup, run: RunDir, progress: Progress, launch: Launch) -> Iterator[tuple[Progress, Ranks, RunLog]]:
+    """Connect the training processes. The leader reports, and its messages are logged."""
+    ranks = join(launch)
+    if ranks.is_leader:
         run.drop_unfinished()
     else:
-        setup = replace(setup, console=Console(quiet=True))
-    with run.writing(), RunLog(run.log if ranks.leads else None, setup.console) as log:
+        progress = Progress(Console(quiet=True))
+    with run.writing(), RunLog(run.log if ranks.is_leader else None, progress.console) as log:
         ranks.agree(f"{setup.config.to_toml()} {setup.manifest}")
         try:
-            yield setup, ranks, log
+            yield progress, ranks, log
         except (KeyboardInterrupt, SystemExit):
-            text = f"interrupted; go on with: ncd-serve train --resume {run.path}"
-            setup.console.print(text, soft_wrap=True, highlight=False)
+            progress.say(f"interrupted; resume with: ncd-serve train --resume {run.path}")
             raise
-        ranks.wait()  # the first one evaluates; torchrun would not let it end long after the others
+        ranks.wait()  # the leader evaluates; torchrun would not let it end long after the others
     leave()
 
 
-def _start(setup: Setup, run: RunDir, ranks: Ranks) -> None:
-    """All that comes before the branches part; ends in the checkpoint from which every rank starts."""
-    if ranks.leads:
-        state = _teach_trunk(setup, run, processes=ranks.size)
+def _keep_images(setup: Setup, run: RunDir, ranks: Ranks) -> None:
+    """Keep the images in the run directory, or check that they are those that it was started with."""
+    if not ranks.is_leader:
+        return
+    if run.manifest.exists():
+        if load_manifest_of_run(run.manifest).fingerprint != setup.manifest.fingerprint:
+            raise images_changed(run)
+    else:
+        setup.keep(run)
+
+
+def _start(setup: Setup, run: RunDir, ranks: Ranks, progress: Progress) -> None:
+    """Run everything before the branches part; ends in the checkpoint from which every rank starts."""
+    if ranks.is_leader:
+        state = _teach_trunk(setup, run, progress, processes=ranks.size)
     else:
         state = build_state(setup, initial_trunk(setup.config, weights=None)[0])
     ranks.follow_leader(state.model.trunk)
-    material = gather(setup, state.model, run, ranks)
-    if ranks.leads:
-        _teach_branches(setup, state, run, material)
+    material = gather(setup, state.model.trunk, run, progress=progress, ranks=ranks)
+    if ranks.is_leader:
+        _teach_branches(setup, state, run, material, progress)
     ranks.wait()
 
 
-def _teach_trunk(setup: Setup, run: RunDir, *, processes: int) -> TrainState:
-    """The plan, and what comes before the trunk is frozen."""
-    config, plan = setup.config, _batch_plan(setup)
+def _teach_trunk(setup: Setup, run: RunDir, progress: Progress, *, processes: int) -> TrainState:
+    """Show the plan, then run the stages that train the trunk before it is frozen."""
+    config, plan = setup.config, batch_plan(setup)
     parts, origin = initial_trunk(config, weights=config.model.weights)
-    print_plan(setup, steps=len(plan), origin=origin, folder=run.path)
-    facts = origin.facts() if origin else None
-    run.note_start(setup.findings.lines(), facts, images=setup.manifest, device=device_name())
+    for text, style in plan_lines(setup, steps=len(plan), origin=origin, folder=run.path):
+        progress.say(text, style=style)
+    run.note_start(device=device_name(), weights=origin.facts() if origin else None)
     state = build_state(setup, parts)
     if config.optim.epochs:
-        print_cost(setup, measure(state, setup, plan, processes=processes), steps=len(plan))
-    stages = _stages(setup, state, run)
+        cost = measure(state, setup, plan, processes=processes)
+        progress.say(cost_line(setup, cost, steps=len(plan)))
+    stages = Stages(state.model, config, progress.track, run.stages)
     if config.rotations.epochs:
-        pictures = FileViews(setup.manifest.images, config.data)
-        stages.rotations(pictures, len(setup.manifest.images))
+        stages.rotations(FileViews(setup.manifest.images, config.data), len(setup.manifest.images))
     if config.from_labels.epochs:
-        pictures = FileViews(setup.manifest.images, config.data)
-        stages.from_labels(pictures, torch.tensor(setup.labels))
+        stages.from_labels(FileViews(setup.manifest.images, config.data), torch.tensor(setup.labels))
     return state
 
 
-def _teach_branches(setup: Setup, state: TrainState, run: RunDir, material: Material) -> None:
-    """What comes on the frozen trunk, and a first look at it."""
+def _teach_branches(setup: Setup, state: TrainState, run: RunDir, material: Material, progress: Progress) -> None:
+    """Run the stages on the frozen trunk, and look at what discovery starts from."""
     if setup.config.supervised.epochs:
-        _stages(setup, state, run).supervised(material.views, material.labels)
-    state.objective.before_training(state, material)
-    write_json(run.summary, {**run.read_summary(), "baselines": watch.first_look(setup, state, run)})
+        stages = Stages(state.model, setup.config, progress.track, run.stages)
+        stages.supervised(material.views, material.labels)
+    state.method.before_training(state.model, material)
+    baselines = Monitor(setup, run.plots, progress).before_discovery(state)
+    run.write_summary(run.read_summary().model_copy(update={"baselines": baselines}))
     save_checkpoint(state, run.initial)
     save_checkpoint(state, run.checkpoint)
     run.drop_stages()
 
 
-def _stages(setup: Setup, state: TrainState, run: RunDir) -> Stages:
-    return Stages(state.model, setup.config, setup.track, run.stages)
-
-
-def evaluate(setup: Setup, state: TrainState, run: RunDir) -> dict[str, Any]:
-    """Scores on every split that has true classes, kept in the run's summary; what was found is kept beside it."""
-    scores, outputs = watch.last_look(setup, state)
-    to_reference(setup, outputs, checkpoint=run.checkpoint).write(run.reference)
-    summary = {**run.read_summary(), "method": setup.config.method.name, **scores}
-    write_json(run.summary, summary)
-    write_report(setup, run, epoch=state.epoch, scored=True)
-    return summary
-
-
-def _fit(setup: Setup, state: TrainState, run: RunDir, log: RunLog) -> None:
-    config, ranks, plan = setup.config, state.ranks, _batch_plan(setup)
-    material = gather(setup, state.model, run, ranks)
+def _fit(setup: Setup, state: TrainState, run: RunDir, log: RunLog, progress: Progress) -> None:
+    config, ranks, plan = setup.config, state.ranks, batch_plan(setup)
+    material = gather(setup, state.model.trunk, run, progress=progress, ranks=ranks)
     loader = batches(material.views, plan, workers=config.data.workers, ranks=ranks)
     if config.optim.compile:
         state.model.compile()
-    rows, curves = run.read_metrics()[: state.epoch], CurvePlots(run.plots)
+    rows, curves, monitor = (
+        run.read_metrics()[: state.epoch],
+        CurvePlots(run.plots),
+        Monitor(setup, run.plots, progress),
+    )
     epochs = config.optim.epochs
-    display = EpochDisplay(setup.console, log, epochs=epochs, steps=len(plan), rows=rows)
+    display = EpochDisplay(progress, log, epochs=epochs, steps=len(plan), rows=rows)
     try:
         with _board(setup, state, run) as board, display:
             while state.epoch < epochs:
                 display.say("preparing")
-                state.objective.before_epoch(state, material)
-                ranks.follow_leader(state.model.branches, state.objective)
+                state.method.before_epoch(state.model, state.epoch, material)
+                ranks.follow_leader(state.model.branches, state.method)
                 terms = train_epoch(state, display.steps(loader), plan, material.labels, config)
-                if not ranks.leads:
+                if not ranks.is_leader:
                     continue
                 display.say("looking at the clusters")
-                rows.append({"epoch": state.epoch, **terms, **watch.look(setup, state, run)})
-                # The rows first: one beyond the checkpoint is dropped when the run goes on, a missing one is lost.
+                rows.append({"epoch": state.epoch, **terms, **monitor.after_epoch(state)})
+                # The rows first: one beyond the checkpoint is dropped when the run resumes, a missing one is lost.
                 run.write_metrics(rows)
                 save_checkpoint(state, run.checkpoint)
                 curves.follow(rows)
                 board(rows[-1])
                 display.show(rows[-1])
     except (KeyboardInterrupt, SystemExit):
-        if ranks.leads:
+        if ranks.is_leader:
             write_report(setup, run, epoch=state.epoch, scored=False)
         raise
-    if not ranks.leads:
+    if not ranks.is_leader:
         return
     run.drop_cache()
     draw_curves(rows, run.plots)
-    evaluate(setup, state, run)
-
-
-def _batch_plan(setup: Setup) -> BatchPlan:
-    optim, manifest = setup.config.optim, setup.manifest
-    sizes = optim.labelled_batch, optim.unlabelled_batch
-    return BatchPlan(len(manifest.labelled), len(manifest.unlabelled), *sizes, seed=optim.seed)
+    evaluate(setup, state, run, progress=progress)
 
 
 def _board(
     setup: Setup, state: TrainState, run: RunDir
 ) -> AbstractContextManager[Callable[[Mapping[str, Any]], object]]:
-    """Where epochs are written for TensorBoard, if at all."""
-    if not (setup.config.report.tensorboard and state.ranks.leads):
+    """Return the writer of epochs for TensorBoard, or one that writes nothing."""
+    if not (setup.config.report.tensorboard and state.ranks.is_leader):
         return nullcontext(lambda row: None)
-    from ncd_training.summary.live import tensorboard  # an optional extra
-
     return tensorboard(run.path / "tensorboard", epochs_done=state.epoch)
 
 
-def gather(setup: Setup, model: DualBranchModel, run: RunDir, ranks: Ranks | None = None) -> Material:
-    """What a method may look at; views are cached here if they are to be."""
-    views = _views(setup, model, run, ranks)
-    labels = torch.tensor(setup.labels)
-    return Material(views, labels, setup.manifest.unlabelled, setup.config, setup.track, run.stages)
-
-
-def _views(setup: Setup, model: DualBranchModel, run: RunDir, ranks: Ranks | None) -> Views:
+def _views(setup: Setup, trunk: Trunk, run: RunDir, progress: Progress, ranks: Ranks | None) -> Views:
     data, images = setup.config.data, setup.manifest.images
     if not data.cache_views:
         return FileViews(images, data)
     folder = data.cache_dir or run.cache
-    size = cache_bytes(model.trunk, len(images), data)
-    setup.console.print(f"trunk maps of {data.cache_views} views of each image: {size / 1e6:,.0f} MB in {folder}")
-    return cache_views(model.trunk, images, data, folder=folder, track=setup.track, ranks=ranks)
+    size = cache_bytes(trunk, len(images), data)
+    progress.say(f"trunk maps of {data.cache_views} views of each image: {size / 1e6:,.0f} MB in {folder}")
+    return cache_views(trunk, images, data, folder=folder, track=progress.track, ranks=ranks)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -14,11 +13,11 @@ from sklearn.metrics import adjusted_rand_score, normalized_mutual_info_score
 
 from ncd_serve.preprocess import PreprocessSpec, load_array
 from ncd_serve.progress import Track
+from ncd_training.base.scores import ClassScore, Score
 from ncd_training.data.manifest import KNOWN_TEST, NOVEL_TEST, UNLABELLED_TRAIN, Manifest
 from ncd_training.model.branches import DualBranchModel
 from ncd_training.model.predict import Ids, Outputs, run_model
 
-Scores = dict[str, Any]
 _PIXEL_SIDE = 32
 # How accuracy in an open world was computed.
 PAPER, ONE_MATCHING = " images, paper's protocol", " images, one matching"
@@ -40,30 +39,30 @@ def cluster_accuracy(predicted: Ids, true: Ids) -> float:
     return float((matched_clusters(predicted, true)[true] == predicted).mean())
 
 
-def class_rows(predicted: Ids, true: Ids, names: Sequence[str], matched: Ids) -> list[dict[str, Any]]:
-    """For each true class: its name (its number, where there is none), images, matched cluster, share of them there."""
+def class_rows(predicted: Ids, true: Ids, names: Sequence[str], matched: Ids) -> list[ClassScore]:
+    """Return for each true class its name (its number, where there is none), images, cluster, and share found there."""
     rows = []
     for number in np.unique(true):
         mine = predicted[true == number]
         rows.append(
-            {
-                "class": names[number] if number < len(names) else str(number),
-                "images": len(mine),
-                "cluster": int(matched[number]),
-                "share": float((mine == matched[number]).mean()),
-            }
+            ClassScore(
+                name=names[number] if number < len(names) else str(number),
+                images=len(mine),
+                cluster=int(matched[number]),
+                share=float((mine == matched[number]).mean()),
+            )
         )
     return rows
 
 
-def cluster_scores(predicted: Ids, true: Ids) -> Scores:
-    """ACC, NMI and ARI."""
-    return {
-        "images": len(true),
-        "acc": cluster_accuracy(predicted, true),
-        "nmi": float(normalized_mutual_info_score(true, predicted)),
-        "ari": float(adjusted_rand_score(true, predicted)),
-    }
+def cluster_scores(predicted: Ids, true: Ids) -> Score:
+    """Return ACC, NMI and ARI."""
+    return Score(
+        images=len(true),
+        acc=cluster_accuracy(predicted, true),
+        nmi=float(normalized_mutual_info_score(true, predicted)),
+        ari=float(adjusted_rand_score(true, predicted)),
+    )
 
 
 def cluster_balance(predicted: Ids, clusters: int) -> float:
@@ -81,9 +80,9 @@ def evaluate_splits(
     *,
     workers: int,
     track: Track,
-) -> dict[str, Scores]:
+) -> dict[str, Score]:
     """Scores of every split that has true classes, by the split's name, each with a row for every true class."""
-    scores: dict[str, Scores] = {}
+    scores: dict[str, Score] = {}
 
     def outputs(paths: Sequence[Path], split: str) -> Outputs:
         return run_model(model, paths, spec, workers=workers, track=track, what=f"evaluating {split}")
@@ -112,14 +111,14 @@ def evaluate_splits(
     return scores
 
 
-def known_scores(predicted: Ids, true: Ids, names: Sequence[str]) -> Scores:
+def known_scores(predicted: Ids, true: Ids, names: Sequence[str]) -> Score:
     """Accuracy of the known head, whose classes have names: nothing is matched."""
     rows = class_rows(predicted, true, names, np.arange(true.max() + 1))
-    classes = [{name: value for name, value in row.items() if name != "cluster"} for row in rows]
-    return {"images": len(true), "acc": float((predicted == true).mean()), "classes": classes}
+    classes = [row.model_copy(update={"cluster": None}) for row in rows]
+    return Score(images=len(true), acc=float((predicted == true).mean()), classes=classes)
 
 
-def joint_scores(known: tuple[Ids, Ids], novel: tuple[Ids, Ids], *, classes: int) -> dict[str, Scores]:
+def joint_scores(known: tuple[Ids, Ids], novel: tuple[Ids, Ids], *, classes: int) -> dict[str, Score]:
     """A head over known and novel classes on images of both: predicted and true ids, `classes` known ones first.
 
     A novel image that is called known is wrong, whatever clusters are matched with.
@@ -133,10 +132,10 @@ def joint_scores(known: tuple[Ids, Ids], novel: tuple[Ids, Ids], *, classes: int
         right[called_novel] = matched[true[called_novel]] == clusters
     hits = {KNOWN_TEST: known[0] == known[1], NOVEL_TEST: right}
     hits["all-test"] = np.concatenate([*hits.values()])
-    return {f"{split}{JOINT}": {"images": len(hit), "acc": float(hit.mean())} for split, hit in hits.items()}
+    return {f"{split}{JOINT}": Score(images=len(hit), acc=float(hit.mean())) for split, hit in hits.items()}
 
 
-def open_world_scores(predicted: Ids, true: Ids, *, known: int, named: bool) -> dict[str, Scores]:
+def open_world_scores(predicted: Ids, true: Ids, *, known: int, named: bool) -> dict[str, Score]:
     """A pile that holds known classes too: accuracy on seen, novel and all images, under both protocols in use.
 
     The paper's (ORCA's): clusters are matched on novel images alone, then on all; seen classes keep their names where
@@ -145,19 +144,19 @@ def open_world_scores(predicted: Ids, true: Ids, *, known: int, named: bool) -> 
     seen = true < known
     groups = {"seen": seen, "novel": ~seen, "all": np.ones_like(seen)}
     once = matched_clusters(predicted, true)[true] == predicted
-    scores: dict[str, Scores] = {}
+    scores: dict[str, Score] = {}
     for name, chosen in groups.items():
         if chosen.any():
             mine, theirs = predicted[chosen], true[chosen]
             apart = float((mine == theirs).mean()) if named and name == "seen" else cluster_accuracy(mine, theirs)
             for protocol, acc in ((PAPER, apart), (ONE_MATCHING, float(once[chosen].mean()))):
-                scores[f"{UNLABELLED_TRAIN}, {name}{protocol}"] = {"images": int(chosen.sum()), "acc": acc}
+                scores[f"{UNLABELLED_TRAIN}, {name}{protocol}"] = Score(images=int(chosen.sum()), acc=acc)
     return scores
 
 
-def _with_classes(predicted: Ids, true: Ids, manifest: Manifest) -> Scores:
+def _with_classes(predicted: Ids, true: Ids, manifest: Manifest) -> Score:
     rows = class_rows(predicted, true, manifest.novel_names, matched_clusters(predicted, true))
-    return {**cluster_scores(predicted, true), "classes": rows}
+    return cluster_scores(predicted, true).model_copy(update={"classes": rows})
 
 
 def kmeans_ids(features: NDArray[np.float32], clusters: int, *, seed: int) -> Ids:

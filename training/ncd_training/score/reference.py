@@ -1,4 +1,4 @@
-"""What a finished model makes of the unlabelled images, kept for gallery, fit and drift."""
+"""Answers of a finished model for the unlabelled images, kept for gallery, fit and drift."""
 
 from __future__ import annotations
 
@@ -10,32 +10,21 @@ import numpy as np
 
 from ncd_serve.files import sha256
 from ncd_serve.reference import Reference
-from ncd_training.model.predict import Outputs, See, run_model
 
 if TYPE_CHECKING:
-    from ncd_training.data.prepare import Setup
-    from ncd_training.model.branches import DualBranchModel
+    from ncd_training.data.manifest import Manifest
+    from ncd_training.model.predict import Outputs
 
 _DIGITS = 12  # of the hash: enough to tell states apart
 
 
-def look_at_unlabelled(setup: Setup, model: DualBranchModel, *, see: See | None = None) -> Outputs:
-    """The model's answers for all of them; `see` is shown all branches on the way."""
-    data = setup.config.data
-    return run_model(
-        model,
-        setup.manifest.unlabelled,
-        data.preprocess,
-        workers=data.workers,
-        track=setup.track,
-        what="looking at the unlabelled images",
-        see=see,
-    )
+def to_reference(
+    outputs: Outputs, manifest: Manifest, *, checkpoint: Path, clusters_are_classes: bool = False
+) -> Reference:
+    """Return the outputs for the unlabelled images of the state in `checkpoint`, as a run and a bundle keep them.
 
-
-def to_reference(setup: Setup, outputs: Outputs, *, checkpoint: Path) -> Reference:
-    """The answers of the model whose state is in `checkpoint`, as they are kept."""
-    manifest = setup.manifest
+    `clusters_are_classes`: the first clusters are the known classes (an open-world head).
+    """
     files = [path.absolute() for path in manifest.unlabelled]
     root = Path(os.path.commonpath([file.parent for file in files]))
     names = dict(enumerate(manifest.novel_names))
@@ -48,12 +37,12 @@ def to_reference(setup: Setup, outputs: Outputs, *, checkpoint: Path) -> Referen
         embeddings=outputs.embedding,
         known_ids=outputs.nearest_known,
         known_classes=manifest.known_classes,
-        known_clusters=len(manifest.known_classes) if setup.config.model.heads == "open_world" else 0,
+        known_clusters=len(manifest.known_classes) if clusters_are_classes else 0,
         counts=np.bincount(outputs.cluster_ids, minlength=outputs.clusters),
         truth=[names.get(number, str(number)) for number in manifest.truth or ()],
     ).sampled()
 
 
 def checkpoint_id(checkpoint: Path) -> str:
-    """By which runs, bundles and names know a state of a model."""
+    """Return the short hash by which runs, bundles and names know a state of a model."""
     return sha256(checkpoint)[:_DIGITS]

@@ -8,6 +8,9 @@ from typing import TYPE_CHECKING
 import numpy as np
 import torch
 import torch.nn.functional as F
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+from matplotlib.ticker import MaxNLocator
 from torch import Tensor
 
 from ncd_serve.files import write_json
@@ -22,9 +25,12 @@ from ncd_training.run.stages import Stages
 from ncd_training.run.state import build_state
 from ncd_training.run.train import gather
 from ncd_training.study.class_number import Estimate, balanced_estimate, dtc_estimate, equal_cut, gcd_estimate
-from ncd_training.summary.plots import draw_estimate
+from ncd_training.summary.plots import save_figure
 
 if TYPE_CHECKING:
+    from pathlib import Path
+
+    from ncd_serve.progress import Progress
     from ncd_training.base.run_dir import RunDir
     from ncd_training.config.schema import TrainConfig
     from ncd_training.data.prepare import Setup
@@ -32,9 +38,9 @@ if TYPE_CHECKING:
 _MOST = 100
 
 
-def estimate(setup: Setup, run: RunDir) -> Estimate:
-    """The number of novel classes; its curve is left in the run directory."""
-    found = _by_cuts(setup, run) if setup.config.estimate.estimator == "balanced" else _by_trials(setup, run)
+def estimate(setup: Setup, run: RunDir, *, progress: Progress) -> Estimate:
+    """Estimate the number of novel classes; its curve is left in the run directory."""
+    found = (_by_cuts if setup.config.estimate.estimator == "balanced" else _by_trials)(setup, run, progress)
     # Fewer than two clusters cannot be trained.
     found = replace(found, classes=max(2, found.classes))
     write_json(run.estimate, found.facts())
@@ -42,12 +48,11 @@ def estimate(setup: Setup, run: RunDir) -> Estimate:
     return found
 
 
-def with_estimate(setup: Setup, run: RunDir) -> Setup:
-    """`--novel-classes auto`: estimate, and keep the number in the run's configuration, where a resume finds it."""
-    found = estimate(setup, run)
-    setup.console.print(f"estimate: {found.line}", highlight=False)
-    data = setup.config.data.model_copy(update={"novel_classes": found.classes})
-    setup = replace(setup, config=setup.config.model_copy(update={"data": data}))
+def with_estimate(setup: Setup, run: RunDir, *, progress: Progress) -> Setup:
+    """Estimate the number of classes and keep it in the run's configuration, where a resume finds it."""
+    found = estimate(setup, run, progress=progress)
+    progress.say(f"estimate: {found.line}")
+    setup = setup.with_config(data=setup.config.data.model_copy(update={"novel_classes": found.classes}))
     run.write_config(setup.config)
     return setup
 
@@ -61,31 +66,32 @@ class _Features:
     unlabelled: Tensor
 
 
-def _by_cuts(setup: Setup, run: RunDir) -> Estimate:
+def _by_cuts(setup: Setup, run: RunDir, progress: Progress) -> Estimate:
     """Half of the known classes are probes, the others give the geometry; the median over several such halves.
 
     The supervised stage is left out: on CUB, with ImageNet weights, it tells classes that it did not see no better
     apart, and a network that was taught some classes can only be asked about the others. A trunk that learns from
     labels is such a network: one draw. With any other, every class can be a probe.
     """
-    config = setup.config.model_copy(update={"supervised": StageConfig()})
+    plain = setup.with_config(supervised=StageConfig())
+    config = plain.config
     orders = _orders(setup, 1 if config.from_labels.epochs else config.estimate.draws)
     probes = orders.shape[1] // 2
-    found = _seen(replace(setup, config=config), run, orders[0, probes:])
+    found = _seen(plain, run, orders[0, probes:], progress)
     cuts = []
-    for order in setup.track(orders, "cutting trees", len(orders)):
+    for order in progress.track(orders, "cutting trees", len(orders)):
         features = _geometry(setup, found, order, probes)
         cuts.append(equal_cut(features.labelled, features.labels, features.unlabelled, seed=_seed(setup)))
     return balanced_estimate(cuts)
 
 
-def _by_trials(setup: Setup, run: RunDir) -> Estimate:
+def _by_trials(setup: Setup, run: RunDir, progress: Progress) -> Estimate:
     """As published. DTC holds some classes back from training; for GCD all are trained on and looked at."""
     settings, (order,) = setup.config.estimate, _orders(setup, 1)
     most = settings.most or min(_MOST, len(setup.manifest.unlabelled) // 2)
     dtc = settings.estimator == "dtc"
     probes = min(len(order) - 2, max(2, round(settings.probe_share * len(order)))) if dtc else 0
-    features = _geometry(setup, _seen(setup, run, order[probes:]), order, probes)
+    features = _geometry(setup, _seen(setup, run, order[probes:], progress), order, probes)
     found = (dtc_estimate if dtc else gcd_estimate)(
         features.labelled,
         features.labels,
@@ -93,11 +99,12 @@ def _by_trials(setup: Setup, run: RunDir) -> Estimate:
         settings,
         most=most,
         seed=_seed(setup),
-        track=setup.track,
+        track=progress.track,
     )
     if found.by_accuracy == most:
-        text = f"the best number is the largest that was tried, {most}: there may be more, try --most"
-        setup.console.print(text, style="yellow", highlight=False)
+        progress.say(
+            f"the best number is the largest that was tried, {most}: there may be more, try --most", style="yellow"
+        )
     return found
 
 
@@ -111,7 +118,7 @@ def _seed(setup: Setup) -> int:
     return seed_for(setup.config.optim.seed, Purpose.ESTIMATE) % 2**32
 
 
-def _seen(setup: Setup, run: RunDir, taught: Ids) -> Tensor:
+def _seen(setup: Setup, run: RunDir, taught: Ids, progress: Progress) -> Tensor:
     """Features [N, d] of all images by a network whose stages, as the recipe says, know only the classes `taught`."""
     config, labels = _plain(setup.config), np.array(setup.labels)
     trained = np.flatnonzero(np.isin(labels, taught))
@@ -120,22 +127,23 @@ def _seen(setup: Setup, run: RunDir, taught: Ids) -> Tensor:
     setup = replace(setup, config=config, manifest=manifest)
     parts, _ = initial_trunk(config, weights=config.model.weights)
     state = build_state(setup, parts)
-    stages = Stages(state.model, config, setup.track)
+    stages = Stages(state.model, config, progress.track)
     if config.rotations.epochs:
         pictures = FileViews(manifest.images, config.data)
         stages.rotations(pictures, len(manifest.images))
     if config.from_labels.epochs:
         pictures = FileViews(manifest.images, config.data).only(trained)
         stages.from_labels(pictures, targets)
-    material = gather(setup, state.model, run)
+    material = gather(setup, state.model.trunk, run, progress=progress)
     if config.supervised.epochs:
         stages.supervised(material.views.only(trained), targets)
 
     def see(maps: Tensor) -> list[Tensor]:
         return [state.model.branches[0](maps).embedding]
 
-    with setup.console.status("looking at all images"):
-        (found,) = mean_over_views(state, material, range(len(manifest.images)), see, views=config.self_labels.views)
+    rows, views = range(len(manifest.images)), config.self_labels.views
+    with progress.status("looking at all images"):
+        (found,) = mean_over_views(state.model, material, rows, see, views=views)
     return found
 
 
@@ -167,3 +175,39 @@ def _plain(config: TrainConfig) -> TrainConfig:
         "self_labels": config.self_labels.model_copy(update={"weight": 0.0}),
     }
     return config.model_copy(update=update)
+
+
+def draw_estimate(found: Estimate, target: Path) -> None:
+    """What the number of novel classes was read from."""
+    figure = Figure(figsize=(7, 4.2), layout="constrained")
+    axes = figure.subplots()
+    (_draw_cuts if found.cuts else _draw_trials)(found, axes)
+    axes.set_title(f"number of novel classes, estimator {found.estimator}")
+    axes.grid(alpha=0.3)
+    axes.spines[["top", "right"]].set_visible(False)
+    axes.legend(fontsize="small", frameon=False)
+    save_figure(figure, target)
+
+
+def _draw_cuts(found: Estimate, axes: Axes) -> None:
+    """A line for each draw of probes: clusters of both kinds of images while the cut sinks."""
+    for number, cut in enumerate(found.cuts):
+        ratios = np.arange(2, 2 + len(cut.curve)) / cut.probes
+        label = f"one of {len(found.cuts)} draws of held-back classes" if number == 0 else None
+        axes.plot(ratios, cut.curve, color="C0", alpha=0.5, linewidth=1, label=label)
+    axes.axvline(1, color="0.5", linestyle=":", label="as many clusters as held-back classes")
+    axes.axhline(found.classes, color="0.5", linestyle="--", label=found.line)
+    axes.set(xlabel="clusters of each held-back class", ylabel="clusters of the unlabelled images", xlim=(0, 2))
+    axes.set_ylim(bottom=0)
+    axes.yaxis.set_major_locator(MaxNLocator(integer=True))
+
+
+def _draw_trials(found: Estimate, axes: Axes) -> None:
+    """How well known classes were found with each number of novel classes."""
+    classes = [trial.classes for trial in found.trials]
+    axes.plot(classes, [trial.accuracy for trial in found.trials], ".-", label="ACC of known classes")
+    if found.by_silhouette is not None:
+        axes.plot(classes, [trial.silhouette for trial in found.trials], ".-", label="silhouette")
+    axes.axvline(found.classes, color="0.5", linestyle="--", label=found.line)
+    axes.set_xlabel("novel classes")
+    axes.xaxis.set_major_locator(MaxNLocator(integer=True))

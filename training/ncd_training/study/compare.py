@@ -18,17 +18,16 @@ from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from rich.console import Console
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
-
 from ncd_serve.errors import DataError, UsageError
 from ncd_serve.files import write_json, write_text
-from ncd_training.base.run_dir import RunDir, weights_path
+from ncd_serve.progress import Progress
+from ncd_training.base.run_dir import RunDir
 from ncd_training.config.resolve import config_layers, merged, method_recipes, recipe_for, resolve_config
 from ncd_training.config.schema import TrainConfig
 from ncd_training.data.manifest import Manifest
-from ncd_training.data.prepare import prepare
-from ncd_training.model.weights import check_weights
+from ncd_training.data.prepare import list_images
+from ncd_training.objective import checked
+from ncd_training.run.train import set_up
 from ncd_training.study.compare_rows import Row
 
 # Where images are and what is left to look at makes no run another than the paper's.
@@ -60,7 +59,8 @@ class Wishes:
         flags = {key: value for key, value in self.flags.items() if row.weights or key != "model.weights"}
         overrides = {**flags, **settings, **self.overrides}
         try:
-            return merged(config_layers(recipes=recipes, config_file=self.config_file, overrides=overrides))
+            layers = config_layers(recipes=recipes, config_file=self.config_file, overrides=overrides)
+            return checked(merged(layers))
         except UsageError as error:
             raise UsageError(f"row {row.label}: {error}", hint=error.hint) from None
 
@@ -108,7 +108,7 @@ class Job:
     def finished(self) -> bool:
         """Whether there is nothing left to do."""
         summary = self.run.read_summary()
-        return "method" in summary and len(self.run.read_metrics()) >= self.config.optim.epochs
+        return summary.method is not None and len(self.run.read_metrics()) >= self.config.optim.epochs
 
     def check(self) -> None:
         """An existing run must be one of the same settings."""
@@ -164,23 +164,20 @@ def plan(rows: Sequence[Row], seeds: Sequence[int], wishes: Wishes, folder: Path
     ]
 
 
-def check(jobs: Sequence[Job], console: Console) -> Manifest:
-    """Everything that can be wrong before training: earlier runs, images, weights."""
+def check(jobs: Sequence[Job], *, progress: Progress) -> Manifest:
+    """Check everything that can be wrong before training: earlier runs, images, weights."""
     for job in jobs:
         job.check()
     manifests = {}
     for config in (job.config for job in jobs):
         key = (config.data, config.model.trunk, config.model.weights)
         if key not in manifests:
-            if config.model.weights is not None:
-                weights_path(config.model.weights)
-            setup = prepare(config, console)
-            check_weights(setup.config)
-            manifests[key] = setup.manifest
+            listed = list_images(config, track=progress.track)
+            manifests[key] = set_up(listed, progress=progress).manifest
     manifest = next(iter(manifests.values()))
     if manifest.truth is None:
         raise DataError(
-            "nobody told the true classes of the unlabelled images, so rows cannot be compared",
+            "the unlabelled images have no true labels, so rows cannot be compared",
             hint="give them as true_label in a --manifest FILE.csv; they are for scores alone",
         )
     return manifest
@@ -190,10 +187,10 @@ def differences(ours: TrainConfig, other: TrainConfig) -> dict[str, tuple[Any, A
     """Settings that are not the same, by `section.key`."""
     mine, theirs = ours.model_dump(mode="json"), other.model_dump(mode="json")
     return {
-        f"{section}.{key}": (value, theirs[section][key])
+        f"{section}.{key}": (value, theirs[section].get(key))
         for section, values in mine.items()
         for key, value in values.items()
-        if value != theirs[section][key]
+        if value != theirs[section].get(key)
     }
 
 
@@ -207,27 +204,17 @@ def departures(rows: Sequence[Row], wishes: Wishes) -> list[str]:
     return [f"{key}: {', '.join(dict.fromkeys(pairs))}" for key, pairs in found.items()]
 
 
-def run_all(jobs: Sequence[Job], ledger: Ledger, console: Console) -> Iterator[Job]:
-    """Do what is not done yet; yields each run as it ends, well or not."""
-    progress = Progress(
-        TextColumn("{task.description}"),
-        BarColumn(30),
-        MofNCompleteColumn(),
-        TimeElapsedColumn(),
-        console=console,
-        transient=True,
-        disable=not console.is_terminal,
-    )
-    with progress:
-        task = progress.add_task("", total=len(jobs))
+def run_all(jobs: Sequence[Job], ledger: Ledger, *, progress: Progress) -> Iterator[Job]:
+    """Run what is not finished; yields each run as it ends, well or not."""
+    with progress.bar("comparing", len(jobs)) as advance:
         for number, job in enumerate(jobs, start=1):
             what = f"run {number} of {len(jobs)}: {job.name}"
-            progress.update(task, description=what)
+            advance(0, what)
             if not job.finished:
-                if not console.is_terminal:
-                    console.print(what, highlight=False)
+                if not progress.console.is_terminal:
+                    progress.say(what)
                 _train(job, ledger)
-            progress.advance(task)
+            advance(1, what)
             yield job
 
 

@@ -13,9 +13,10 @@ from rich import box
 from rich.table import Table
 
 from ncd_serve.files import write_text
+from ncd_serve.progress import Progress
 from ncd_training.data.manifest import KNOWN_TEST, NOVEL_TEST, UNLABELLED_TRAIN, Manifest
 from ncd_training.score.metrics import ONE_MATCHING, PAPER
-from ncd_training.study.compare import Job, Ledger, Wishes, departures
+from ncd_training.study.compare import Job, Ledger, Wishes, check, departures, plan, run_all
 from ncd_training.study.compare_rows import Row, RowSet
 from ncd_training.summary.live import duration
 from ncd_training.summary.plots import Bar, draw_bars
@@ -50,11 +51,13 @@ class Line:
 
 @dataclass(frozen=True)
 class Comparison:
-    """All lines, and what one must know to read them."""
+    """Rows of a comparison, and notes on how to read them."""
 
     title: str
     lines: list[Line]
     notes: list[str]
+    folder: Path
+    exit_code: int = 0  # of the first run that failed
 
     @property
     def columns(self) -> list[str]:
@@ -148,6 +151,37 @@ def _width(cells: Sequence[Sequence[str]]) -> int:
     )
 
 
+def run_comparison(
+    name: str,
+    chosen: RowSet,
+    labels: Sequence[str],
+    seeds: Sequence[int],
+    wishes: Wishes,
+    folder: Path,
+    *,
+    progress: Progress,
+) -> Comparison:
+    """Run the rows with these labels (none: all) with each seed; files in `folder` have what is known so far."""
+    rows = chosen.pick(labels)
+    jobs = plan(rows, seeds, wishes, folder)
+    manifest = check(jobs, progress=progress)
+    title, about = f"{name} on {manifest.name}, ACC in %", notes(chosen, rows, wishes, manifest)
+    ledger = Ledger(folder)
+
+    def table() -> Comparison:
+        return collect(jobs, ledger, folder, title=title, dataset=wishes.dataset, notes=about)
+
+    try:
+        for job in run_all(jobs, ledger, progress=progress):
+            progress.say(f"{job.name}: {outcome(job, ledger)}")
+            table().write(folder)
+    except (KeyboardInterrupt, SystemExit):
+        progress.say(f"interrupted; the same command resumes from here (runs are in {folder})")
+        raise
+    table().draw(folder)
+    return table()
+
+
 def notes(chosen: RowSet, rows: Sequence[Row], wishes: Wishes, manifest: Manifest) -> list[str]:
     """How far the figures of a comparison are from those of the paper, and what they are."""
     lines = list(manifest.notes)
@@ -173,13 +207,13 @@ def outcome(job: Job, ledger: Ledger) -> str:
     cost = ledger[job]
     if not job.finished:
         return f"failed: {cost.error}"
-    scores = job.run.read_summary()["scores"]
-    acc = f"ACC {100 * scores[UNLABELLED_TRAIN]['acc']:.1f} %, "
+    scores = job.run.read_summary().scores
+    acc = f"ACC {100 * scores[UNLABELLED_TRAIN].acc:.1f} %, "
     return f"{acc}{duration(cost.seconds)}, {cost.memory / 1e9:.1f} GB"
 
 
 def collect(
-    jobs: Sequence[Job], ledger: Ledger, *, title: str, dataset: str | None, notes: Sequence[str]
+    jobs: Sequence[Job], ledger: Ledger, folder: Path, *, title: str, dataset: str | None, notes: Sequence[str]
 ) -> Comparison:
     """The table of all that is finished so far."""
     by_row: dict[str, list[Job]] = {}
@@ -189,15 +223,16 @@ def collect(
     cached = ", ".join(job.name for job in jobs if ledger[job].cached)
     if cached:
         notes = [*notes, f"{cached} also filled the cache of views, which all rows share."]
-    return Comparison(title, lines, list(notes))
+    failed = [max(1, ledger[job].exit_code) for job in jobs if ledger[job].error]
+    return Comparison(title, lines, list(notes), folder, failed[0] if failed else 0)
 
 
 def _line(jobs: Sequence[Job], ledger: Ledger, dataset: str | None) -> Line:
     row, done = jobs[0].row, [job for job in jobs if job.finished]
     acc: dict[str, list[float]] = {}
     for job in done:
-        for name, score in job.run.read_summary()["scores"].items():
-            acc.setdefault(name, []).append(100 * score["acc"])
+        for name, score in job.run.read_summary().scores.items():
+            acc.setdefault(name, []).append(100 * score.acc)
     opened = any(name in acc for name in _OPEN)
     costs = [ledger[job] for job in done]
     return Line(

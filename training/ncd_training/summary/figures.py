@@ -7,21 +7,13 @@ from typing import Any, NamedTuple
 
 from rich.table import Table
 
+from ncd_training.base.scores import ClassScore, Score, Summary
 from ncd_training.config.schema import TrainConfig
 from ncd_training.data.manifest import KNOWN_TEST, NOVEL_TEST, UNLABELLED_TRAIN, Manifest
 
 BALANCE = "cluster_balance"
 PSEUDO = "pseudo_"  # begins the names of figures about pseudo labels: pseudo_<branch>_precision
 TERMS, QUALITY, PAIRS = "objective terms", UNLABELLED_TRAIN, "pseudo labels"
-METHODS = {
-    "dual": "dual ranking statistics and mutual knowledge distillation (Zhao and Han, NeurIPS 2021)",
-    "rankstat": "ranking statistics (Han et al., ICLR 2020)",
-    "dtc": "deep transfer clustering (Han, Vedaldi and Zisserman, ICCV 2019)",
-    "kcl": "a constrained clustering network (Hsu, Lv and Kira, ICLR 2018)",
-    "mcl": "meta classification likelihood (Hsu et al., ICLR 2019)",
-    "kmeans": "k-means on the features that training would start from",
-    "orca": "ORCA (Cao, Brbic and Leskovec, ICLR 2022)",
-}
 WORST = 10  # classes that are shown unless all are asked for
 PAIR_COLUMNS = {
     "precision": "precision",
@@ -44,7 +36,7 @@ class ScoreRow(NamedTuple):
 
     what: str
     split: str
-    score: Mapping[str, Any]
+    score: Score
 
 
 def grouped(row: Mapping[str, Any]) -> dict[str, dict[str, float]]:
@@ -72,10 +64,10 @@ def split_uses(manifest: Manifest) -> list[SplitUse]:
     return [row for row in rows if row.images]
 
 
-def initial_weights(config: TrainConfig, summary: Mapping[str, Any]) -> str:
-    """Where trunk and tail started from."""
-    if "weights" in summary:
-        return "{format}, {file}, sha256 {sha256}".format(**summary["weights"])
+def initial_weights(config: TrainConfig, summary: Summary) -> str:
+    """Return in words what trunk and tail started from."""
+    if weights := summary.weights:
+        return f"{weights.format}, {weights.file}, sha256 {weights.sha256}"
     if config.from_labels.epochs:
         return "learned from the known classes"
     return "self-supervised by rotation" if config.rotations.epochs else "random"
@@ -90,43 +82,58 @@ def curves(rows: Sequence[Mapping[str, Any]], group: str) -> dict[str, list[tupl
     return found
 
 
-def headlines(summary: Mapping[str, Any]) -> list[str]:
-    """ACC on the unlabelled images and what it has to beat; nothing where no true classes are known."""
-    if UNLABELLED_TRAIN not in summary["scores"]:
+def stages_before(config: TrainConfig) -> list[str]:
+    """Return the stages before discovery, e.g. `3 epochs of rotations`."""
+    stages = {
+        "rotations": config.rotations.epochs,
+        "training from labels": config.from_labels.epochs,
+        "supervised training": config.supervised.epochs,
+    }
+    return [f"{epochs_in_words(epochs)} of {name}" for name, epochs in stages.items() if epochs]
+
+
+def epochs_in_words(number: int) -> str:
+    """Return `1 epoch`, `2 epochs`."""
+    return f"{number} epoch{'s' * (number != 1)}"
+
+
+def headlines(summary: Summary) -> list[str]:
+    """Return ACC on the unlabelled images beside the baselines; nothing where no true classes are known."""
+    if UNLABELLED_TRAIN not in summary.scores:
         return []
-    scores = {**summary["baselines"], summary["method"]: summary["scores"][UNLABELLED_TRAIN]}
-    return [f"ACC {score['acc']:.3f} on {UNLABELLED_TRAIN}: {name}" for name, score in scores.items()]
+    scores = {**summary.baselines, summary.method or "": summary.scores[UNLABELLED_TRAIN]}
+    return [f"ACC {score.acc:.3f} on {UNLABELLED_TRAIN}: {name}" for name, score in scores.items()]
 
 
-def score_rows(summary: Mapping[str, Any]) -> list[ScoreRow]:
-    """Baselines, then the scores of every split."""
-    rows = [ScoreRow(name, UNLABELLED_TRAIN, score) for name, score in summary["baselines"].items()]
-    for name, score in summary["scores"].items():
+def score_rows(summary: Summary) -> list[ScoreRow]:
+    """Return the baselines, then the scores of every split."""
+    rows = [ScoreRow(name, UNLABELLED_TRAIN, score) for name, score in summary.baselines.items()]
+    for name, score in summary.scores.items():
         split, _, head = name.partition(", ")
         rows.append(ScoreRow(head or ("known head" if split == KNOWN_TEST else "cluster head"), split, score))
     return rows
 
 
-def worst_first(score: Mapping[str, Any]) -> list[Mapping[str, Any]]:
-    """The classes of a split, by the share of their images that is right."""
-    return sorted(score["classes"], key=lambda row: (row["share"], row["class"]))
+def worst_first(score: Score) -> list[ClassScore]:
+    """Return the classes of a split by the share of their images that is right."""
+    return sorted(score.classes, key=lambda row: (row.share, row.name))
 
 
-def score_tables(summary: Mapping[str, Any], *, every_class: bool) -> list[Table]:
-    """Scores, quality of the pseudo labels, and classes (the worst, or all of each split). Each names its split."""
+def score_tables(summary: Summary, *, every_class: bool) -> list[Table]:
+    """Return tables of scores, pseudo labels, and classes (the worst, or all of each split). Each names its split."""
     tables = [_scores_table(summary)]
-    if summary.get("pseudo_labels"):
-        tables.append(_pairs_table(summary["pseudo_labels"]))
-    splits = summary["scores"] if every_class else {UNLABELLED_TRAIN: summary["scores"].get(UNLABELLED_TRAIN)}
-    return tables + [
-        _classes_table(split, score, every_class) for split, score in splits.items() if score and "classes" in score
-    ]
+    if summary.pseudo_labels:
+        tables.append(_pairs_table(summary.pseudo_labels))
+    splits = {name: score for name, score in summary.scores.items() if every_class or name == UNLABELLED_TRAIN}
+    return tables + [_classes_table(split, score, every_class) for split, score in splits.items() if score.classes]
 
 
-def _scores_table(summary: Mapping[str, Any]) -> Table:
+def _scores_table(summary: Summary) -> Table:
     table = _table("scores", "what", "split", "images", "ACC", "NMI", "ARI")
     for row in score_rows(summary):
-        table.add_row(row.what, row.split, *_cells(row.score))
+        figures = (row.score.acc, row.score.nmi, row.score.ari)
+        cells = ("-" if figure is None else f"{figure:.3f}" for figure in figures)
+        table.add_row(row.what, row.split, f"{row.score.images:,}", *cells)
     return table
 
 
@@ -137,15 +144,15 @@ def _pairs_table(branches: Mapping[str, Mapping[str, float]]) -> Table:
     return table
 
 
-def _classes_table(split: str, score: Mapping[str, Any], every_class: bool) -> Table:
+def _classes_table(split: str, score: Score, every_class: bool) -> Table:
     rows = worst_first(score)
     shown = rows if every_class else rows[:WORST]
-    matched = "cluster" in rows[0]
+    matched = rows[0].cluster is not None
     which = "all classes" if len(shown) == len(rows) else f"the worst {len(shown)} of {len(rows)} classes"
     table = _table(f"{split}, {which}", "class", "images", *(["cluster"] if matched else []), "right")
     for row in shown:
-        cluster = [str(row["cluster"])] if matched else []
-        table.add_row(row["class"], f"{row['images']:,}", *cluster, f"{row['share']:.3f}")
+        cluster = [str(row.cluster)] if matched else []
+        table.add_row(row.name, f"{row.images:,}", *cluster, f"{row.share:.3f}")
     return table
 
 
@@ -154,7 +161,3 @@ def _table(title: str, first: str, *columns: str) -> Table:
     for name in columns:
         table.add_column(name, justify="left" if name == "split" else "right")
     return table
-
-
-def _cells(score: Mapping[str, float]) -> list[str]:
-    return [f"{score['images']:,}", *(f"{score[name]:.3f}" if name in score else "-" for name in ("acc", "nmi", "ari"))]

@@ -5,7 +5,7 @@ from __future__ import annotations
 import io
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from datetime import datetime
 from pathlib import Path
 from types import TracebackType
@@ -14,11 +14,12 @@ from typing import Any, TypeVar
 from rich.console import Console, ConsoleRenderable, Group, RenderHook
 from rich.control import Control
 from rich.live import Live
-from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
+from rich.progress import BarColumn, TextColumn, TimeElapsedColumn, TimeRemainingColumn
+from rich.progress import Progress as RichProgress
 from rich.table import Table
-from torch.utils.tensorboard import SummaryWriter
 
 from ncd_serve.errors import NcdError
+from ncd_serve.progress import Advance, Progress
 from ncd_training.summary.figures import BALANCE, QUALITY, grouped
 
 T = TypeVar("T")
@@ -30,11 +31,16 @@ _NAME_WIDTH, _CELL_WIDTH, _MOST_COLUMNS = 24, 9, 8
 class EpochDisplay:
     """Shows a run while it trains."""
 
-    def __init__(self, console: Console, log: RunLog, *, epochs: int, steps: int, rows: Sequence[Row]) -> None:
+    def __init__(self, progress: Progress, log: RunLog, *, epochs: int, steps: int, rows: Sequence[Row]) -> None:
+        console = progress.console
         self._console, self._log, self._epochs, self._rows = console, log, epochs, list(rows)
+        self._shown: AbstractContextManager[Advance | None] = nullcontext()
+        if console.is_jupyter:
+            self._shown = progress.bar("training", epochs * steps, len(rows) * steps)
+        self._move: Advance | None = None  # of the bar in a notebook
         self._started, self._done_before = time.monotonic(), len(rows)
         # A step may take a minute: the speed is averaged over more than rich's half minute.
-        self._progress = Progress(
+        self._progress = RichProgress(
             TextColumn("{task.description}"),
             BarColumn(30),
             TimeElapsedColumn(),
@@ -70,6 +76,7 @@ class EpochDisplay:
         self.say("starting")
         if self._console.is_terminal:
             self._live.start()
+        self._move = self._shown.__enter__()
         return self
 
     def __exit__(
@@ -77,13 +84,15 @@ class EpochDisplay:
     ) -> None:
         """Stop drawing; the last table of a finished run stays on the screen."""
         self._live.stop()
+        self._shown.__exit__(None, None, None)
         if kind is None and self._console.is_terminal and self._rows:
             self._console.print(figures_table(self._rows, width=self._console.width))
 
     def _advance(self, number: int) -> None:
-        self._progress.update(
-            self._task, advance=1, description=f"epoch {len(self._rows) + 1}/{self._epochs}, step {number}"
-        )
+        description = f"epoch {len(self._rows) + 1}/{self._epochs}, step {number}"
+        self._progress.update(self._task, advance=1, description=description)
+        if self._move:
+            self._move(1, description)
 
     def _left(self) -> str:
         epoch = (time.monotonic() - self._started) / (len(self._rows) - self._done_before)
@@ -184,7 +193,9 @@ class RunLog(RenderHook):
 
 @contextmanager
 def tensorboard(folder: Path, *, epochs_done: int) -> Iterator[Callable[[Mapping[str, Any]], None]]:
-    """Yield what writes an epoch's row. Epochs after `epochs_done` that an interrupted run left there are dropped."""
+    """Yield a writer of an epoch's row. Epochs after `epochs_done` that an interrupted run left are dropped."""
+    from torch.utils.tensorboard import SummaryWriter  # an optional extra
+
     writer = SummaryWriter(folder, purge_step=epochs_done + 1)
 
     def write(row: Mapping[str, Any]) -> None:

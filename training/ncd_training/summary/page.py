@@ -18,14 +18,14 @@ from jinja2 import Environment, PackageLoader, StrictUndefined
 
 from ncd_serve.files import write_text
 from ncd_serve.reference import Reference
-from ncd_training.config.schema import TrainConfig
+from ncd_training.base.scores import Score, Summary
+from ncd_training.config.schema import MethodConfig, TrainConfig
 from ncd_training.data.manifest import KNOWN_TEST, NOVEL_TEST, UNLABELLED_TRAIN
-from ncd_training.run.plan import stages_before
+from ncd_training.objective import method_named
 from ncd_training.score.metrics import cluster_balance
 from ncd_training.summary.charts import Chart, chart
 from ncd_training.summary.figures import (
     BALANCE,
-    METHODS,
     PAIR_COLUMNS,
     PAIRS,
     QUALITY,
@@ -36,6 +36,7 @@ from ncd_training.summary.figures import (
     initial_weights,
     score_rows,
     split_uses,
+    stages_before,
     worst_first,
 )
 from ncd_training.summary.live import duration
@@ -45,7 +46,6 @@ if TYPE_CHECKING:
     from ncd_training.data.prepare import Setup
 
 Rows = Sequence[Mapping[str, Any]]
-Summary = Mapping[str, Any]
 _MEANINGS = {
     UNLABELLED_TRAIN: "transductive: the very images that were clustered, seen in training without labels",
     NOVEL_TEST: "held out: images that training never saw, of the kind that was clustered",
@@ -101,16 +101,16 @@ def render_report(setup: Setup, run: RunDir, *, epoch: int, scored: bool) -> str
     """The page; what is not known yet, or never will be, is said to be missing."""
     rows, summary = run.read_metrics()[:epoch], run.read_summary()
     if not scored:  # they may be there, of an earlier state
-        summary = {**summary, "scores": {}, "pseudo_labels": {}}
+        summary = summary.model_copy(update={"scores": {}, "pseudo_labels": {}})
     reference = Reference.read(run.reference) if scored and run.reference.exists() else None
     sizes = reference.counts.tolist() if reference else []
     facts = json.loads(run.environment.read_text()) if run.environment.exists() else {}
-    findings = _lines(run.path / "skipped.txt")
+    findings = _lines(run.skipped)
     return _template().render(
         manifest=setup.manifest,
         clusters=setup.clusters,
         config=setup.config,
-        method=METHODS[setup.config.method.name],
+        method=method_named(setup.config.method.name).title,
         done=len(rows),
         scored=scored,
         run=run.path.absolute(),
@@ -121,12 +121,12 @@ def render_report(setup: Setup, run: RunDir, *, epoch: int, scored: bool) -> str
         estimate=json.loads(run.estimate.read_text()) if run.estimate.exists() else None,
         settings=changed_settings(setup.config),
         scores=scores_by_split(summary),
-        baselines=summary["baselines"],
-        charts=charts(rows, summary["baselines"]),
-        pairs=summary.get("pseudo_labels", {}),
+        baselines=summary.baselines,
+        charts=charts(rows, summary.baselines),
+        pairs=summary.pseudo_labels,
         sizes=sorted(enumerate(sizes), key=lambda item: -item[1]),
         balance=balance(sizes) if sizes else None,
-        classes={split: worst_first(score) for split, score in summary["scores"].items() if "classes" in score},
+        classes={split: worst_first(score) for split, score in summary.scores.items() if score.classes},
         pictures=pictures(run.plots),
         skipped=[line for line in findings if line.startswith("skipped ")],
         kept=[line for line in findings if not line.startswith("skipped ")],
@@ -140,17 +140,17 @@ def render_report(setup: Setup, run: RunDir, *, epoch: int, scored: bool) -> str
 
 def tiles(summary: Summary, rows: Rows, reference: Reference | None) -> list[Tile]:
     """The figures to begin with, as far as they are known."""
-    scores, last = summary["scores"], next((row for row in reversed(rows) if BALANCE in row), {})
+    scores, last = summary.scores, next((row for row in reversed(rows) if BALANCE in row), {})
     found, when = [], f"after epoch {last.get('epoch')}"
     if UNLABELLED_TRAIN in scores:
-        to_beat = [score["acc"] for score in summary["baselines"].values()]
+        to_beat = [score.acc for score in summary.baselines.values()]
         note = f"transductive; k-means reaches {max(to_beat):.3f}" if to_beat else "transductive"
-        found.append(Tile(f"{scores[UNLABELLED_TRAIN]['acc']:.3f}", f"ACC, {UNLABELLED_TRAIN}", note))
+        found.append(Tile(f"{scores[UNLABELLED_TRAIN].acc:.3f}", f"ACC, {UNLABELLED_TRAIN}", note))
     elif "acc" in last:
         found.append(Tile(f"{last['acc']:.3f}", f"ACC, {UNLABELLED_TRAIN}", f"transductive; {when}"))
     for split, note in ((NOVEL_TEST, "held out; discovered classes"), (KNOWN_TEST, "held out; known classes")):
         if split in scores:
-            found.append(Tile(f"{scores[split]['acc']:.3f}", f"ACC, {split}", note))
+            found.append(Tile(f"{scores[split].acc:.3f}", f"ACC, {split}", note))
     if reference:
         sizes = reference.counts.tolist()
         note = f"1 is even; {min(sizes):,} to {max(sizes):,} images in a cluster"
@@ -170,7 +170,8 @@ def balance(sizes: Sequence[int]) -> float:
 
 def changed_settings(config: TrainConfig) -> list[Setting]:
     """Settings that differ from the defaults, without those that the plan says in words."""
-    defaults = TrainConfig().model_dump(mode="json")
+    own = method_named(config.method.name).Settings().model_dump()
+    defaults = TrainConfig(method=MethodConfig(**own)).model_dump(mode="json")
     return [
         Setting(f"{section}.{key}", _shown(value), _shown(defaults[section][key]))
         for section, values in config.model_dump(mode="json").items()
@@ -187,11 +188,11 @@ def scores_by_split(summary: Summary) -> dict[str, list[ScoreRow]]:
     return found
 
 
-def charts(rows: Rows, baselines: Mapping[str, Mapping[str, float]]) -> Charts:
+def charts(rows: Rows, baselines: Mapping[str, Score]) -> Charts:
     """All that there is to draw so far."""
     quality, pairs = curves(rows, QUALITY), curves(rows, PAIRS)
     even = quality.pop("balance", None)
-    levels = {name: score["acc"] for name, score in baselines.items()}
+    levels = {name: score.acc for name, score in baselines.items()}
     return Charts(
         scores=chart(quality, top=1.0, levels=levels) if quality else None,
         balance=chart({"balance": even}, top=1.0) if even else None,

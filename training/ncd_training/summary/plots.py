@@ -2,30 +2,28 @@
 
 from __future__ import annotations
 
+import io
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import matplotlib
-
-matplotlib.use("Agg")
-import matplotlib.pyplot as plt
 import numpy as np
+from matplotlib import colormaps
 from matplotlib.axes import Axes
+from matplotlib.figure import Figure  # not pyplot: a notebook's own backend stays as it is
 from matplotlib.ticker import MaxNLocator
 from numpy.typing import NDArray
 from sklearn.decomposition import PCA
 from sklearn.manifold import TSNE
 
 from ncd_serve.files import atomic_path
-from ncd_training.study.class_number import Estimate
 from ncd_training.summary.figures import PAIRS, QUALITY, TERMS, curves
 
 _MARKERS = "os^DvP"
 # The dark colours first, then the pale ones; no grey, which the known classes have.
-_COLOURS = [plt.get_cmap("tab20")(number) for shade in (0, 1) for number in range(shade, 20, 2) if number // 2 != 7]
+COLOURS = [colormaps["tab20"](number) for shade in (0, 1) for number in range(shade, 20, 2) if number // 2 != 7]
 _MOST_IN_LEGEND = 24
 _PCA_DIM = 50  # t-SNE's authors reduce to this first: distances stay, noise and time shrink
 _REDRAW_AFTER = 60.0  # s
@@ -70,11 +68,13 @@ def draw_curves(rows: Sequence[Mapping[str, Any]], folder: Path) -> None:
     for group, name in ((TERMS, "terms"), (QUALITY, "quality"), (PAIRS, "pseudo-labels")):
         if found := curves(rows, group):
             title = f"{PAIRS}, {QUALITY}" if group == PAIRS else group
-            _draw_group(title, found, folder / f"{name}.png")
+            figure = Figure(figsize=(7, 4.2), layout="constrained")
+            draw_group(title, found, figure.subplots())
+            save_figure(figure, folder / f"{name}.png")
 
 
-def _draw_group(title: str, found: Mapping[str, list[tuple[int, float]]], target: Path) -> None:
-    figure, axes = plt.subplots(figsize=(7, 4.2), layout="constrained")
+def draw_group(title: str, found: Mapping[str, list[tuple[int, float]]], axes: Axes) -> None:
+    """Draw figures over the epochs; precision and recall of a branch share a colour."""
     colours: dict[str, str] = {}  # the figures of one branch share a colour
     for name, points in found.items():
         branch, _, kind = name.rpartition(" ")
@@ -92,68 +92,34 @@ def _draw_group(title: str, found: Mapping[str, list[tuple[int, float]]], target
     axes.grid(alpha=0.3)
     axes.spines[["top", "right"]].set_visible(False)
     axes.legend(fontsize="small", loc="center left", bbox_to_anchor=(1, 0.5), frameon=False)
-    _save(figure, target)
 
 
 def draw_tsne(points: Points, *, title: str, seed: int, target: Path) -> None:
     """Unlabelled images in their groups' colours, known-class images in grey behind them."""
     places = tsne(np.concatenate([points.unlabelled, points.known]), seed=seed)
     novel, known = places[: len(points.unlabelled)], places[len(points.unlabelled) :]
-    figure, axes = plt.subplots(figsize=(8, 6.4), layout="constrained")
+    figure = Figure(figsize=(8, 6.4), layout="constrained")
+    axes = figure.subplots()
     axes.scatter(known[:, 0], known[:, 1], s=9, color="0.8", linewidths=0, label="known classes")
     for order, group in enumerate(np.unique(points.groups)):
         name = points.names[group] if group < len(points.names) else str(group)
         here = novel[points.groups == group]
-        colour, marker = _COLOURS[order % len(_COLOURS)], _MARKERS[order // len(_COLOURS) % len(_MARKERS)]
+        colour, marker = COLOURS[order % len(COLOURS)], _MARKERS[order // len(COLOURS) % len(_MARKERS)]
         axes.scatter(here[:, 0], here[:, 1], s=18, color=colour, marker=marker, linewidths=0, label=name)
     axes.set(title=title, xticks=[], yticks=[])
     axes.set_aspect("equal")
     axes.spines[:].set_color("0.8")
     if len(np.unique(points.groups)) <= _MOST_IN_LEGEND:
         axes.legend(loc="center left", bbox_to_anchor=(1, 0.5), frameon=False, fontsize="small", markerscale=1.5)
-    _save(figure, target)
-
-
-def draw_estimate(found: Estimate, target: Path) -> None:
-    """What the number of novel classes was read from."""
-    figure, axes = plt.subplots(figsize=(7, 4.2), layout="constrained")
-    (_draw_cuts if found.cuts else _draw_trials)(found, axes)
-    axes.set_title(f"number of novel classes, estimator {found.estimator}")
-    axes.grid(alpha=0.3)
-    axes.spines[["top", "right"]].set_visible(False)
-    axes.legend(fontsize="small", frameon=False)
-    _save(figure, target)
-
-
-def _draw_cuts(found: Estimate, axes: Axes) -> None:
-    """A line for each draw of probes: clusters of both kinds of images while the cut sinks."""
-    for number, cut in enumerate(found.cuts):
-        ratios = np.arange(2, 2 + len(cut.curve)) / cut.probes
-        label = f"one of {len(found.cuts)} draws of held-back classes" if number == 0 else None
-        axes.plot(ratios, cut.curve, color="C0", alpha=0.5, linewidth=1, label=label)
-    axes.axvline(1, color="0.5", linestyle=":", label="as many clusters as held-back classes")
-    axes.axhline(found.classes, color="0.5", linestyle="--", label=found.line)
-    axes.set(xlabel="clusters of each held-back class", ylabel="clusters of the unlabelled images", xlim=(0, 2))
-    axes.set_ylim(bottom=0)
-    axes.yaxis.set_major_locator(MaxNLocator(integer=True))
-
-
-def _draw_trials(found: Estimate, axes: Axes) -> None:
-    """How well known classes were found with each number of novel classes."""
-    classes = [trial.classes for trial in found.trials]
-    axes.plot(classes, [trial.accuracy for trial in found.trials], ".-", label="ACC of known classes")
-    if found.by_silhouette is not None:
-        axes.plot(classes, [trial.silhouette for trial in found.trials], ".-", label="silhouette")
-    axes.axvline(found.classes, color="0.5", linestyle="--", label=found.line)
-    axes.set_xlabel("novel classes")
-    axes.xaxis.set_major_locator(MaxNLocator(integer=True))
+    save_figure(figure, target)
 
 
 def draw_bars(columns: Mapping[str, Sequence[Bar]], *, title: str, target: Path) -> None:
     """ACC of every row, with its deviation over seeds; a published figure is a mark beside the bar."""
     rows = max(len(bars) for bars in columns.values())
     size = (7 * len(columns), 1.4 + 0.4 * rows)
-    figure, places = plt.subplots(1, len(columns), figsize=size, squeeze=False, sharey=True, layout="constrained")
+    figure = Figure(figsize=size, layout="constrained")
+    places = figure.subplots(1, len(columns), squeeze=False, sharey=True)
     for axes, (name, bars) in zip(places[0], columns.items(), strict=True):
         axes.barh(
             [bar.label for bar in bars],
@@ -174,7 +140,7 @@ def draw_bars(columns: Mapping[str, Sequence[Bar]], *, title: str, target: Path)
     places[0][0].invert_yaxis()  # the first row on top
     places[0][-1].legend(fontsize="small", loc="center left", bbox_to_anchor=(1, 0.5), frameon=False)
     figure.suptitle(title)
-    _save(figure, target)
+    save_figure(figure, target)
 
 
 def tsne(features: NDArray[np.float32], *, seed: int) -> NDArray[np.float32]:
@@ -186,7 +152,23 @@ def tsne(features: NDArray[np.float32], *, seed: int) -> NDArray[np.float32]:
     return places
 
 
-def _save(figure: Any, target: Path) -> None:
+def save_figure(figure: Figure, target: Path) -> None:
+    """Write a PNG file, whole or not at all."""
     with atomic_path(target) as temporary:
         figure.savefig(temporary, format="png", dpi=120, bbox_inches="tight")
-    plt.close(figure)
+
+
+class Picture:
+    """A figure that a notebook shows inline, whatever its backend."""
+
+    def __init__(self, figure: Figure) -> None:
+        self.figure = figure
+
+    def _repr_png_(self) -> bytes:
+        stream = io.BytesIO()
+        self.figure.savefig(stream, format="png", dpi=100, bbox_inches="tight")
+        return stream.getvalue()
+
+    def save(self, path: str | Path) -> None:
+        """Write a PNG file."""
+        save_figure(self.figure, Path(path))

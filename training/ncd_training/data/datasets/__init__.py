@@ -6,16 +6,15 @@ from collections.abc import Callable
 from functools import partial
 from typing import NamedTuple
 
-from ncd_serve.errors import UsageError, did_you_mean
 from ncd_serve import progress
+from ncd_serve.errors import UsageError, did_you_mean
 from ncd_training.config.schema import DataConfig
 from ncd_training.data.datasets.archives import Request
 from ncd_training.data.datasets.cifar import cifar10, cifar100
-from ncd_training.data.datasets.glyphs import glyphs
 from ncd_training.data.datasets.fine_grained import aircraft, cub200, stanford_cars
+from ncd_training.data.datasets.glyphs import glyphs
 from ncd_training.data.datasets.imagenet import imagenet, imagenet100, imagenet100_open
-from ncd_training.data.manifest import Manifest, from_folders
-from ncd_training.data.manifest import from_csv
+from ncd_training.data.manifest import Manifest, from_csv, from_folders
 
 
 class Named(NamedTuple):

@@ -11,10 +11,10 @@ from pathlib import Path
 from ncd_serve.errors import DataError
 from ncd_serve.files import atomic_directory
 from ncd_serve.inputs.images import images_in
+from ncd_serve.progress import Track
+from ncd_training.base.parallel import in_threads
 from ncd_training.data.datasets.split import Split
 from ncd_training.data.manifest import Manifest
-from ncd_training.base.parallel import in_threads
-from ncd_serve.progress import Track
 
 ByClass = Mapping[str, Sequence[Path]]
 # One picture of a folder of copies: its path in there, and what writes it.

@@ -19,7 +19,16 @@ from numpy.typing import NDArray
 from PIL import Image
 
 from ncd_serve.errors import DataError
-from ncd_training.data.datasets.archives import Copy, Request, by_folder, check_names, find, published, read_lines, write_copies
+from ncd_training.data.datasets.archives import (
+    Copy,
+    Request,
+    by_folder,
+    check_names,
+    find,
+    published,
+    read_lines,
+    write_copies,
+)
 from ncd_training.data.datasets.split import Split, load_split
 from ncd_training.data.manifest import Manifest
 

@@ -14,7 +14,17 @@ from scipy.io import loadmat
 
 from ncd_serve.errors import DataError
 from ncd_serve.preprocess import open_image
-from ncd_training.data.datasets.archives import Copy, Request, by_class, by_folder, check_names, find, published, read_lines, write_copies
+from ncd_training.data.datasets.archives import (
+    Copy,
+    Request,
+    by_class,
+    by_folder,
+    check_names,
+    find,
+    published,
+    read_lines,
+    write_copies,
+)
 from ncd_training.data.datasets.split import Split, load_split
 from ncd_training.data.manifest import Manifest
 

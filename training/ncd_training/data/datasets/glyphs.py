@@ -5,20 +5,22 @@ pixels say little about the class; the fonts make each class many shapes.
 """
 
 from __future__ import annotations
+
 import string
 from functools import cache
 from pathlib import Path
 from typing import Any
+
 import matplotlib
 import numpy as np
 from numpy.typing import NDArray
 from PIL import Image, ImageDraw, ImageFont
+
 from ncd_serve.files import atomic_directory
 from ncd_serve.progress import Track, silent
 from ncd_training.data.datasets.archives import Request, alone, by_folder, published
 from ncd_training.data.datasets.split import Split
 from ncd_training.data.manifest import Manifest
-
 
 NOVEL = tuple("AEIOU")
 KNOWN = tuple(letter for letter in string.ascii_uppercase if letter not in NOVEL)

@@ -1,0 +1,37 @@
+"""`evaluate`."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from ncd_serve.cli.console import out, progress
+from ncd_serve.cli.extras import needs
+
+
+def evaluate(
+    run: Annotated[Path, typer.Argument(help="A run directory.")],
+    per_class: Annotated[bool, typer.Option("--per-class", help="Show all classes of all splits.")] = False,
+    as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
+) -> None:
+    """Score a run on every split that has true classes: ACC, NMI, ARI, classes, quality of pseudo labels."""
+    with needs("train"):
+        from ncd_training.api import open_run
+        from ncd_training.summary.figures import score_tables
+
+        summary = open_run(run, progress=progress).evaluate()
+    if as_json:
+        out.print_json(json.dumps(summary.as_json()))
+    elif not summary.scores:
+        out.print(
+            f"no true classes are known for these images, so there is nothing to score; look at the clusters: "
+            f"ncd-serve gallery {run}, and at {run / 'report.html'}",
+            highlight=False,
+            soft_wrap=True,
+        )
+    else:
+        for table in score_tables(summary, every_class=per_class):
+            out.print(table)

@@ -1,0 +1,111 @@
+"""Options that commands and Python functions share: type, help, and the setting that each one sets.
+
+`ncd-serve train` and `ncd_training.discover` take the same ones; the key of a setting stands beside its option.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from enum import Enum
+from pathlib import Path
+from types import FunctionType, SimpleNamespace
+from typing import TYPE_CHECKING, Annotated, Any, NamedTuple, get_args, get_type_hints
+
+import typer
+
+if TYPE_CHECKING:  # what Python may pass; the command line makes paths, and a number is a word there
+    AnyPath = str | Path
+    NumberOrAuto = int | str
+else:
+    AnyPath, NumberOrAuto = Path, str
+
+
+class Sets(NamedTuple):
+    """Key of the setting that an option sets."""
+
+    key: str
+
+
+class Estimator(str, Enum):
+    """Estimator of the number of novel classes."""
+
+    BALANCED = "balanced"
+    DTC = "dtc"
+    GCD = "gcd"
+
+
+Dataset = Annotated[str | None, typer.Option(help="A named dataset, e.g. glyphs or cub200."), Sets("data.dataset")]
+DataRoot = Annotated[AnyPath | None, typer.Option(help="Folder of the named dataset; default data."), Sets("data.root")]
+Labelled = Annotated[
+    AnyPath | None, typer.Option(help="Your labelled images: one folder for each known class."), Sets("data.labelled")
+]
+Unlabelled = Annotated[
+    AnyPath | None, typer.Option(help="Your unlabelled images, flat or nested."), Sets("data.unlabelled")
+]
+ManifestFile = Annotated[
+    AnyPath | None, typer.Option(help="Your images in a CSV file: path,label,split."), Sets("data.manifest")
+]
+StrictData = Annotated[
+    bool, typer.Option("--strict-data", help="Stop at unusable images instead of skipping them."), Sets("data.strict")
+]
+NovelClasses = Annotated[
+    NumberOrAuto | None,
+    typer.Option(metavar="N|auto", help="Number of clusters to find; auto estimates it first."),
+    Sets("data.novel_classes"),
+]
+Weights = Annotated[
+    AnyPath | None,
+    typer.Option(help="Initial weights: MoCo v2, RotNet, torchvision, timm, DINO, or a run."),
+    Sets("model.weights"),
+]
+CacheViews = Annotated[
+    int | None,
+    typer.Option(min=0, help="Cache backbone features of N augmented views per image (faster on a CPU)."),
+    Sets("data.cache_views"),
+]
+Seed = Annotated[int | None, typer.Option(help="Seed of all random choices."), Sets("optim.seed")]
+TensorBoard = Annotated[
+    bool, typer.Option("--tensorboard", help="Write figures for TensorBoard too."), Sets("report.tensorboard")
+]
+Trunk = Annotated[str | None, typer.Option(help="The network, e.g. resnet50 or cifar_resnet18."), Sets("model.trunk")]
+PretrainImages = Annotated[
+    AnyPath | None,
+    typer.Option("--images", "--unlabelled", help="Your images, flat or nested."),
+    Sets("data.unlabelled"),
+]
+PretrainLabelled = Annotated[
+    AnyPath | None, typer.Option(help="More of your images; their classes are not used."), Sets("data.labelled")
+]
+PretrainMethod = Annotated[str | None, typer.Option(help="rotnet (the default) or moco."), Sets("pretrain.method")]
+PretrainEpochs = Annotated[int | None, typer.Option(min=1, help="Number of epochs."), Sets("pretrain.epochs")]
+EstimatorName = Annotated[
+    Estimator | None,
+    typer.Option(help="balanced (the default), or as published: dtc, gcd."),
+    Sets("estimate.estimator"),
+]
+MostClasses = Annotated[
+    int | None,
+    typer.Option(min=2, help="dtc, gcd: largest number to try; default 100, or half the number of images."),
+    Sets("estimate.most"),
+]
+
+
+def settings_of(function: FunctionType, values: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the settings that the options of a call set, by `section.key`, without options that were not given."""
+    parameters = {name: hint for name, hint in function.__annotations__.items() if name != "return"}
+    owner = SimpleNamespace(__annotations__=parameters)
+    found = {}
+    for name, hint in get_type_hints(owner, function.__globals__, include_extras=True).items():
+        for mark in getattr(hint, "__metadata__", ()):
+            if isinstance(mark, Sets) and values[name] not in (None, False):
+                found[mark.key] = _plain(values[name], is_path=Path in get_args(get_args(hint)[0]))
+    return found
+
+
+def _plain(value: Any, *, is_path: bool) -> Any:
+    """Return an option as a setting: paths are absolute, numbers are numbers."""
+    if is_path:
+        return str(Path(value).absolute())
+    if isinstance(value, Enum):
+        return value.value
+    return int(value) if isinstance(value, str) and value.isdecimal() else value

@@ -1,0 +1,405 @@
+"""Functions that a notebook calls; the command line is a thin layer over them."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Mapping, Sequence
+from importlib.util import find_spec
+from pathlib import Path
+from types import FunctionType
+from typing import TYPE_CHECKING, Any
+
+from rich.console import Console
+
+from ncd_serve.errors import DataError, MissingExtraError, UsageError
+from ncd_serve.options import (
+    AnyPath,
+    CacheViews,
+    DataRoot,
+    Dataset,
+    EstimatorName,
+    Labelled,
+    ManifestFile,
+    MostClasses,
+    NovelClasses,
+    PretrainEpochs,
+    PretrainImages,
+    PretrainLabelled,
+    PretrainMethod,
+    Seed,
+    StrictData,
+    TensorBoard,
+    Trunk,
+    Unlabelled,
+    Weights,
+    settings_of,
+)
+from ncd_serve.progress import Progress
+from ncd_training.base.launch import Launch
+from ncd_training.base.run_dir import PRETRAINED, RunDir, default_run_name
+from ncd_training.config.resolve import check_places, layers_of_call, merged
+from ncd_training.data.prepare import Setup, list_images, prepare_unlabelled, reopen
+
+if TYPE_CHECKING:
+    from ncd_export.precision import Precision as PrecisionName
+    from ncd_export.triton_config import Device as DeviceName
+
+    from ncd_serve.bundle import Bundle
+    from ncd_training.base.scores import Summary
+    from ncd_training.config.schema import TrainConfig
+    from ncd_training.study.class_number import Estimate
+    from ncd_training.study.compare_table import Comparison
+    from ncd_training.summary.plots import Picture
+
+Recipe = str | Sequence[str] | None
+Settings = Mapping[str, Any] | None  # by `section.key`
+ProgressOn = Progress | bool  # True: on this terminal or in this notebook; False: nowhere
+
+
+def discover(
+    *,
+    dataset: Dataset = None,
+    data_root: DataRoot = None,
+    labelled: Labelled = None,
+    unlabelled: Unlabelled = None,
+    manifest: ManifestFile = None,
+    strict_data: StrictData = False,
+    novel_classes: NovelClasses = None,
+    weights: Weights = None,
+    cache_views: CacheViews = None,
+    method: str | None = None,
+    recipe: Recipe = None,
+    config: AnyPath | None = None,
+    settings: Settings = None,
+    seed: Seed = None,
+    tensorboard: TensorBoard = False,
+    out: AnyPath | None = None,
+    progress: ProgressOn = True,
+) -> Run:
+    """Train on labelled images of known classes and unlabelled ones, and find the classes of the unlabelled ones.
+
+        run = discover(labelled="known/", unlabelled="pile/", novel_classes=12, out="runs/leaves")
+        run.clusters
+
+    The options are those of `ncd-serve train`; `settings` is its `--set`, e.g. `{"optim.epochs": 10}`. Mistakes raise
+    NcdError with a hint. An interrupted call leaves a run directory: `open_run("runs/leaves").resume()`.
+    """
+    resolved = _resolved(discover, locals(), method)
+    shown, launch = _shown(progress), Launch.read()
+    setup = _set_up(resolved, shown, launch)
+    if out is None and launch.size > 1:
+        raise UsageError("torchrun's processes need one run directory", hint="give --out DIR")
+    folder = Path(out) if out else Path("runs") / default_run_name(setup.manifest.name)
+    run = RunDir.of_this_job(folder, setup.config, launch) or RunDir.create(folder, setup.config, launch=launch)
+    return _train(setup, run, shown, launch)
+
+
+def dry_run(*, progress: ProgressOn = True, **options: Any) -> None:
+    """Check everything that `discover` would, try two steps, and say what the run would cost; writes nothing."""
+    from ncd_training.run import train as training
+
+    bound = inspect.signature(discover).bind(**options)
+    bound.apply_defaults()
+    shown = _shown(progress)
+    setup = _set_up(_resolved(discover, bound.arguments, bound.arguments["method"]), shown, Launch())
+    if setup.config.data.novel_classes == "auto":
+        raise UsageError("a dry run needs the number of clusters", hint="give --novel-classes N, a guess will do")
+    training.dry_run(setup, progress=shown)
+
+
+def open_run(path: AnyPath, *, progress: ProgressOn = True) -> Run:
+    """Open a run directory that `discover` or `ncd-serve train` made, finished or not."""
+    return Run(RunDir.open(Path(path)), _shown(progress))
+
+
+class Run:
+    """A run directory: its clusters, figures, and what can be done with it."""
+
+    def __init__(self, directory: RunDir, progress: Progress) -> None:
+        self._directory, self._progress = directory, progress
+
+    def __repr__(self) -> str:
+        """Return the path, and ACC where true classes are known."""
+        return f"Run({str(self.path)!r}{''.join(f', {line}' for line in self.headlines)})"
+
+    @property
+    def path(self) -> Path:
+        """The run directory."""
+        return self._directory.path
+
+    @property
+    def config(self) -> TrainConfig:
+        """Settings of the run, resolved."""
+        return self._directory.config()
+
+    @property
+    def summary(self) -> Summary:
+        """Baselines and final scores."""
+        return self._directory.read_summary()
+
+    @property
+    def headlines(self) -> list[str]:
+        """Lines with ACC beside the baselines; empty where no true classes are known."""
+        from ncd_training.summary.figures import headlines
+
+        return headlines(self.summary)
+
+    @property
+    def clusters(self) -> Any:
+        """Table of the clusters, the largest first: id, name, size, confidence, fit, nearest known class.
+
+        A pandas DataFrame where pandas is installed. `fit` is the share of typical images.
+        """
+        from ncd_training.summary.tables import clusters_table
+
+        return clusters_table(self.path)
+
+    @property
+    def assignments(self) -> Any:
+        """Table of the unlabelled images: path, cluster id and name, confidence, fit."""
+        from ncd_training.summary.tables import assignments_table
+
+        return assignments_table(self.path)
+
+    @property
+    def metrics(self) -> Any:
+        """Table of the epochs: loss terms, cluster balance, scores where true classes are known."""
+        from ncd_training.summary.tables import as_table
+
+        return as_table(self._directory.read_metrics())
+
+    def plot(self) -> Picture:
+        """Draw the curves of the run and a map of its clusters; a notebook shows the result inline."""
+        from ncd_training.summary.tables import plot_run
+
+        return plot_run(self.path, self._directory.read_metrics())
+
+    def resume(self) -> Run:
+        """Continue an interrupted run to the same weights as without the stop."""
+        launch = Launch.read()
+        setup = reopen(self._directory, progress=self._progress)
+        _check_tensorboard(setup.config)
+        return _train(setup, self._directory, self._progress, launch)
+
+    def evaluate(self) -> Summary:
+        """Score the newest state on every split that has true classes, and write the report."""
+        from ncd_training.run.state import load_state
+        from ncd_training.run.train import evaluate
+
+        setup = self._trained()
+        state = load_state(setup, self._directory.checkpoint)
+        return evaluate(setup, state, self._directory, progress=self._progress)
+
+    def export(
+        self,
+        *,
+        out: AnyPath | None = None,
+        repository: AnyPath = "model_repository",
+        model_name: str = "ncd_global",
+        checkpoint: AnyPath | None = None,
+        precision: PrecisionName = "fp32",
+        min_agreement: float = 0.98,
+        device: DeviceName = "cpu",
+        cores: int | None = None,
+        replace: bool = False,
+        keep: int | None = None,
+    ) -> Bundle:
+        """Export to a verified ONNX bundle and add it to a Triton model repository; options as `ncd-serve export`."""
+        from ncd_export.export import ExportOptions, export_run
+        from ncd_export.triton_config import Hardware
+
+        options = ExportOptions(
+            checkpoint=Path(checkpoint) if checkpoint else None,
+            precision=precision,
+            min_agreement=min_agreement,
+            hardware=Hardware(device, cores),
+            replace=replace,
+            keep=keep,
+        )
+        exported = export_run(
+            self._trained(),
+            self._directory,
+            out=Path(out) if out else self.path / "bundle",
+            repository=Path(repository),
+            name=model_name,
+            progress=self._progress,
+            options=options,
+        )
+        return exported.bundle
+
+    def gallery(self, out: AnyPath | None = None) -> Path:
+        """Write a page of all clusters that opens offline."""
+        from ncd_serve.gallery import build_gallery, read_source
+
+        target = Path(out) if out else self.path / "gallery.html"
+        track = self._progress.track
+        build_gallery(read_source(self.path, track=track), target, track=track)
+        return target
+
+    def _trained(self) -> Setup:
+        setup = reopen(self._directory, progress=self._progress)
+        if setup.config.data.novel_classes == "auto":
+            raise DataError(
+                f"{self.path} was stopped while the number of classes was estimated", hint=self._directory.next_step
+            )
+        return setup
+
+
+def pretrain(
+    *,
+    method: PretrainMethod = None,
+    dataset: Dataset = None,
+    data_root: DataRoot = None,
+    images: PretrainImages = None,
+    labelled: PretrainLabelled = None,
+    manifest: ManifestFile = None,
+    strict_data: StrictData = False,
+    trunk: Trunk = None,
+    epochs: PretrainEpochs = None,
+    recipe: Recipe = None,
+    config: AnyPath | None = None,
+    settings: Settings = None,
+    seed: Seed = None,
+    out: AnyPath | None = None,
+    resume: AnyPath | None = None,
+    progress: ProgressOn = True,
+) -> Path:
+    """Pretrain a backbone on images without labels; returns a file of weights, which `discover(weights=...)` takes.
+
+    The options are those of `ncd-serve pretrain`. `resume` continues an interrupted run with its own settings.
+    """
+    from ncd_training.model.weights import check_weights
+    from ncd_training.run.pretrain import pretrain as pretrain_into
+
+    given, shown = locals(), _shown(progress)
+    if resume is not None:
+        run = RunDir.open(Path(resume), command="pretrain")
+        setup = reopen(run, progress=shown)
+    else:
+        # The defaults are RotNet's; MoCo's are a recipe.
+        recipes = [*(["moco"] if method == "moco" else []), *_listed(recipe)]
+        setup = prepare_unlabelled(_resolved(pretrain, {**given, "recipe": recipes}), progress=shown)
+        check_weights(setup.config)
+        name = default_run_name(f"{setup.manifest.name}-{setup.config.pretrain.method}")
+        run = RunDir.create(Path(out) if out else Path("runs") / name, setup.config, command="pretrain")
+    pretrain_into(setup, run, progress=shown)
+    return run.path / PRETRAINED
+
+
+def estimate_classes(
+    *,
+    dataset: Dataset = None,
+    data_root: DataRoot = None,
+    labelled: Labelled = None,
+    unlabelled: Unlabelled = None,
+    manifest: ManifestFile = None,
+    strict_data: StrictData = False,
+    estimator: EstimatorName = None,
+    most: MostClasses = None,
+    weights: Weights = None,
+    cache_views: CacheViews = None,
+    recipe: Recipe = None,
+    config: AnyPath | None = None,
+    settings: Settings = None,
+    seed: Seed = None,
+    out: AnyPath | None = None,
+    progress: ProgressOn = True,
+) -> tuple[Estimate, Path]:
+    """Estimate how many novel classes the unlabelled images have; also returns the folder with the curve."""
+    from ncd_training.study.class_features import estimate
+
+    given, shown = locals(), _shown(progress)
+    overrides = {**(settings or {}), "data.novel_classes": "auto"}
+    setup = _set_up(_resolved(estimate_classes, {**given, "settings": overrides}), shown, Launch())
+    folder = Path(out) if out else Path("runs") / default_run_name(f"{setup.manifest.name}-classes")
+    run = RunDir.create(folder, setup.config, command="estimate-k")
+    found = estimate(setup, run, progress=shown)
+    run.drop_cache()
+    return found, run.path
+
+
+def compare(
+    rows_of: str,
+    *,
+    dataset: Dataset = None,
+    data_root: DataRoot = None,
+    labelled: Labelled = None,
+    unlabelled: Unlabelled = None,
+    manifest: ManifestFile = None,
+    strict_data: StrictData = False,
+    novel_classes: NovelClasses = None,
+    weights: Weights = None,
+    cache_views: CacheViews = None,
+    recipe: Recipe = None,
+    config: AnyPath | None = None,
+    settings: Settings = None,
+    rows: Sequence[str] = (),
+    seeds: Sequence[int] = (0,),
+    out: AnyPath | None = None,
+    progress: ProgressOn = True,
+) -> Comparison:
+    """Train a set of rows (methods or variants) side by side and put them in a table with the paper's figures.
+
+    Continues where an interrupted call stopped. The options are those of `ncd-serve compare`.
+    """
+    from ncd_training.study.compare import Wishes
+    from ncd_training.study.compare_rows import row_set
+    from ncd_training.study.compare_table import run_comparison
+
+    flags = settings_of(compare, locals())
+    check_places(flags)
+    file = Path(config) if config else None
+    wishes = Wishes(recipes=_listed(recipe), config_file=file, flags=flags, overrides=dict(settings or {}))
+    place = dataset or Path(manifest or unlabelled or "data").stem
+    folder = Path(out) if out else Path("runs") / f"{rows_of}-{place}"
+    chosen = row_set(rows_of)
+    return run_comparison(rows_of, chosen, rows, seeds, wishes, folder, progress=_shown(progress))
+
+
+def _resolved(function: FunctionType, values: Mapping[str, Any], method: str | None = None) -> TrainConfig:
+    """Return the settings that a call of a function of this module asks for."""
+    file = Path(values["config"]) if values["config"] else None
+    layers = layers_of_call(
+        settings_of(function, values),
+        method=method,
+        recipe=_listed(values["recipe"]),
+        config=file,
+        settings=values["settings"],
+    )
+    return merged(layers)
+
+
+def _set_up(config: TrainConfig, progress: Progress, launch: Launch) -> Setup:
+    """Check everything before heavy work; torch is loaded only when the images are found."""
+    _check_tensorboard(config)
+    if config.data.novel_classes == "auto" and launch.size > 1:
+        raise UsageError("one process estimates the number of classes", hint="ask ncd-serve estimate-k first")
+    listed = list_images(config, track=progress.track)
+    from ncd_training.run.train import set_up
+
+    return set_up(listed, progress=progress, launch=launch)
+
+
+def _train(setup: Setup, run: RunDir, progress: Progress, launch: Launch) -> Run:
+    from ncd_training.run.train import train
+
+    if setup.config.data.novel_classes == "auto":
+        from ncd_training.study.class_features import with_estimate
+
+        setup.keep(run)
+        setup = with_estimate(setup, run, progress=progress)
+    train(setup, run, progress=progress, launch=launch)
+    return Run(run, progress)
+
+
+def _check_tensorboard(config: TrainConfig) -> None:
+    if config.report.tensorboard and find_spec("tensorboard") is None:
+        raise MissingExtraError.of("tensorboard", "tensorboard")
+
+
+def _listed(recipe: Recipe) -> list[str]:
+    return [recipe] if isinstance(recipe, str) else list(recipe or ())
+
+
+def _shown(progress: ProgressOn) -> Progress:
+    return progress if isinstance(progress, Progress) else Progress(Console(quiet=not progress))

@@ -1,0 +1,41 @@
+"""Start of this process: alone, or by torchrun as one of several that train together. Needs no torch."""
+
+from __future__ import annotations
+
+import os
+import platform
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True)
+class Launch:
+    """Rank and size as torchrun gives them in the environment. `ncd-serve train` alone reads them."""
+
+    rank: int = 0
+    size: int = 1
+    local_rank: int = 0  # among those of the same machine
+    local_size: int = 1
+    machine: int = 0
+    job: str | None = None  # the same for all processes, and when torchrun starts them again
+
+    @classmethod
+    def read(cls) -> Launch:
+        """Read the variables of torch's `env://`; where one of them is missing, this process is alone."""
+        found = os.environ
+        if not {"RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT"} <= found.keys():
+            return cls()
+        job = found.get("TORCHELASTIC_RUN_ID")
+        return cls(
+            int(found["RANK"]),
+            int(found["WORLD_SIZE"]),
+            int(found.get("LOCAL_RANK", "0")),
+            int(found.get("LOCAL_WORLD_SIZE", "1")),
+            int(found.get("GROUP_RANK", found["RANK"])),
+            # `none` is torchrun's own word where it was given no id; then its process has to do.
+            f"{platform.node()}, process {os.getppid()}" if job == "none" else job,
+        )
+
+    @property
+    def is_leader(self) -> bool:
+        """True for the one process that writes files and reports."""
+        return self.rank == 0

@@ -1,0 +1,107 @@
+"""Tables and pictures of a run for notebooks: pandas DataFrames where pandas is installed."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from html import escape
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from matplotlib.figure import Figure
+
+from ncd_serve.fit import FITS
+from ncd_serve.gallery.clusters import describe
+from ncd_serve.gallery.projection import MapKind, choose_kind, places
+from ncd_serve.gallery.read import read_run
+from ncd_training.summary.figures import PAIRS, QUALITY, TERMS, curves
+from ncd_training.summary.plots import COLOURS, Picture, draw_group
+
+Row = Mapping[str, Any]
+
+
+class Table(list[dict[str, Any]]):
+    """Rows of a table where there is no pandas; a notebook shows it as one."""
+
+    def _repr_html_(self) -> str:
+        names = list(dict.fromkeys(name for row in self for name in row))
+        head = "".join(f"<th>{escape(name)}</th>" for name in names)
+        rows = ("".join(f"<td>{escape(str(row.get(name, '')))}</td>" for name in names) for row in self)
+        return f"<table><tr>{head}</tr>{''.join(f'<tr>{cells}</tr>' for cells in rows)}</table>"
+
+
+def as_table(rows: Sequence[Row]) -> Any:
+    """Return rows as a pandas DataFrame, or as a `Table` where pandas is not installed."""
+    try:
+        from pandas import DataFrame
+    except ModuleNotFoundError:
+        return Table(dict(row) for row in rows)
+    return DataFrame(list(rows))
+
+
+def clusters_table(run: Path) -> Any:
+    """Return the clusters of a finished run, the largest first."""
+    shown = read_run(run)
+    clusters, _ = describe(shown)
+    names = shown.naming.labels
+    return as_table(
+        [
+            {
+                "id": cluster.number,
+                "name": names[cluster.number],
+                "size": cluster.count,
+                "confidence": cluster.confidence,
+                "fit": cluster.fits[FITS.index("typical")] / len(cluster.images) if cluster.fits else None,
+                "nearest known class": cluster.known[0] if cluster.known else None,
+            }
+            for cluster in clusters
+        ]
+    )
+
+
+def assignments_table(run: Path) -> Any:
+    """Return the unlabelled images of a finished run with their clusters."""
+    shown = read_run(run)
+    names, fits = shown.naming.labels, shown.fits
+    return as_table(
+        [
+            {
+                "path": str(file),
+                "cluster_id": int(cluster),
+                "cluster_name": names[cluster],
+                "confidence": float(confidence),
+                "fit": FITS[fits[number]] if fits is not None else None,
+            }
+            for number, (file, cluster, confidence) in enumerate(
+                zip(shown.files, shown.cluster_ids, shown.confidences, strict=True)
+            )
+        ]
+    )
+
+
+def plot_run(run: Path, metrics: Sequence[Row]) -> Picture:
+    """Draw the curves over the epochs and, of a finished run, a map of the clusters."""
+    groups = {group: found for group in (TERMS, QUALITY, PAIRS) if (found := curves(metrics, group))}
+    finished = (run / "reference.npz").is_file()
+    panels = len(groups) + finished
+    figure = Figure(figsize=(6.5 * max(1, panels), 4.5), layout="constrained")
+    axes = list(figure.subplots(1, max(1, panels), squeeze=False)[0])
+    if finished:
+        _draw_map(run, axes.pop(0))
+    for (group, found), place in zip(groups.items(), axes, strict=False):
+        draw_group(group, found, place)
+    return Picture(figure)
+
+
+def _draw_map(run: Path, axes: Any) -> None:
+    shown = read_run(run)
+    assert shown.embeddings is not None
+    kind = choose_kind(len(shown.embeddings))
+    spots = places(shown.embeddings, kind)
+    for order, cluster in enumerate(np.unique(shown.cluster_ids)):
+        here = spots[shown.cluster_ids == cluster]
+        name = shown.naming.labels[cluster]
+        axes.scatter(here[:, 0], here[:, 1], s=12, linewidths=0, color=COLOURS[order % len(COLOURS)], label=name)
+    axes.set(title=f"clusters ({'t-SNE' if kind is MapKind.TSNE else 'PCA'})", xticks=[], yticks=[], aspect="equal")
+    if len(np.unique(shown.cluster_ids)) <= 12:
+        axes.legend(fontsize="small", loc="center left", bbox_to_anchor=(1, 0.5), frameon=False)
