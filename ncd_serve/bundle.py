@@ -70,8 +70,9 @@ class Bundle:
         return Reference.read(self.folder / REFERENCE)
 
     @classmethod
-    def read(cls, folder: Path) -> Bundle:
+    def read(cls, folder: str | Path) -> Bundle:
         """Open a bundle, or raise DataError: missing, of a newer schema, damaged or changed."""
+        folder = Path(folder)
         path = folder / MANIFEST
         if not path.is_file():
             raise DataError(f"{folder} is not a bundle: it has no {MANIFEST}", hint="ncd-serve export RUN makes one")

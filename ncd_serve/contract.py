@@ -9,6 +9,8 @@ from pydantic import ValidationError
 from ncd_serve.errors import ServerError
 from ncd_serve.preprocess import PreprocessSpec
 
+DEFAULT_MODEL = "ncd_global"  # name of a model in a repository
+DEFAULT_URL = "grpc://127.0.0.1:8001"
 # Parameters of config.pbtxt with this prefix are facts for clients; no backend acts on them.
 FACT_PREFIX = "ncd_"
 PREPROCESS_FACT = f"{FACT_PREFIX}preprocess"

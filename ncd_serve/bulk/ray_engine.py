@@ -28,7 +28,7 @@ from ncd_serve.rows.tables import write_parquet
 from ncd_serve.runners import Device, OnnxRunner
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Generator, Iterator
 
     from ncd_serve.bulk.parts import Order, Plan
     from ncd_serve.prediction import Prediction
@@ -76,7 +76,9 @@ def room(device: Device) -> tuple[int, Device]:
     raise MissingExtraError(f"the Ray cluster has no GPU for --device {device.value}", hint="--device cpu")
 
 
-def run(plan: Plan, folder: Folder, bundle: Bundle, *, workers: int, device: Device) -> Iterator[Counter[str]]:
+def run(
+    plan: Plan, folder: Folder, bundle: Bundle, *, workers: int, device: Device
+) -> Generator[Counter[str], None, None]:
     """Do the blocks that are not done, and count the rows of each by status when its part is written.
 
     A worker that dies is started again, and its block with it. A block that goes on killing workers is left out.

@@ -4,9 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import weakref
-from collections.abc import AsyncIterator, Iterable, Iterator
+from collections.abc import AsyncIterator, Iterator
 from concurrent.futures import Future
-from pathlib import Path
 from types import TracebackType
 from typing import Any
 
@@ -14,16 +13,14 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ncd_serve.client.connection import CHECK_SERVER, Connection, in_background
-from ncd_serve.contract import Contract, read_contract
+from ncd_serve.contract import DEFAULT_MODEL, DEFAULT_URL, Contract, read_contract
 from ncd_serve.errors import ServerError, UsageError
 from ncd_serve.fit import FITS
-from ncd_serve.inputs.sources import find_sources
+from ncd_serve.inputs.sources import Images, find_sources
 from ncd_serve.prediction import Prediction
 from ncd_serve.rows.assignment import assign_images
 from ncd_serve.runners import Answer
 
-Images = str | Path | Iterable[str | Path]
-DEFAULT_MODEL = "ncd_global"
 DEFAULT_TIMEOUT = 60.0
 DEFAULT_PATIENCE = 60.0
 DEFAULT_CONCURRENCY = 16
@@ -32,7 +29,7 @@ DEFAULT_CONCURRENCY = 16
 class Client:
     """Clusters of images from a Triton server that speaks our contract, over grpc:// or http://.
 
-        with Client("grpc://127.0.0.1:8001") as client:
+        with Client() as client:  # Client("grpc://HOST:PORT") for another server than this machine's
             for row in client.assign(["photos/", "more.zip"]):
                 print(row.path, row.cluster_name, row.confidence)
 
@@ -43,7 +40,7 @@ class Client:
 
     def __init__(
         self,
-        url: str,
+        url: str = DEFAULT_URL,
         *,
         model: str = DEFAULT_MODEL,
         timeout: float = DEFAULT_TIMEOUT,
@@ -72,7 +69,7 @@ class Client:
     def assign(
         self, images: Images, *, allow_urls: bool = False, top_k: int = 3, min_confidence: float = 0.0
     ) -> Iterator[Prediction]:
-        """One row for each image in files, folders, patterns, archives and, if allowed, URLs; in their order."""
+        """One row for each image, in their order; `images` as `find_sources` takes them."""
         sources = find_sources(images, allow_urls=allow_urls).images
         return assign_images(sources, self, top_k=top_k, min_confidence=min_confidence)
 
@@ -97,7 +94,7 @@ class Client:
 class AsyncClient:
     """The same for asyncio; nothing blocks the caller's loop.
 
-        async with await AsyncClient.connect("grpc://127.0.0.1:8001") as client:
+        async with await AsyncClient.connect() as client:
             async for row in client.assign(["photos/"]):
                 print(row.path, row.cluster_name, row.confidence)
 
@@ -110,7 +107,7 @@ class AsyncClient:
         self.cluster_names = client.cluster_names
 
     @classmethod
-    async def connect(cls, url: str, **options: Any) -> AsyncClient:
+    async def connect(cls, url: str = DEFAULT_URL, **options: Any) -> AsyncClient:
         """Reach a server; the options are those of `Client`."""
         return cls(await asyncio.to_thread(Client, url, **options))
 

@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Iterable
 from pathlib import Path, PurePath
-from typing import TYPE_CHECKING, NamedTuple
+from typing import Any, NamedTuple
 
-from ncd_serve.errors import DataError
+import numpy as np
+from numpy.typing import NDArray
+from PIL import Image
 
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable
+from ncd_serve.errors import DataError, UsageError
+
+InMemory = Image.Image | NDArray[np.uint8]
 
 SUFFIXES = frozenset({".jpg", ".jpeg", ".png", ".webp", ".bmp", ".gif", ".tif", ".tiff", ".ppm"})
 
@@ -17,12 +21,18 @@ class Source(NamedTuple):
     """One image: the path that its row gets, and how to come by its file or bytes (a DataError says why not)."""
 
     path: str
-    read: Callable[[], Path | bytes]
+    read: Callable[[], Path | bytes | Image.Image]
 
     @classmethod
     def of(cls, path: Path) -> Source:
         """A file on disk."""
         return cls(printable(path), lambda: path)
+
+    @classmethod
+    def in_memory(cls, image: InMemory, number: int) -> Source:
+        """An image without a file: a PIL image, or an array uint8 [H, W, 3]; its row gets the path `image-NUMBER`."""
+        held = image if isinstance(image, Image.Image) else _from_array(image)
+        return cls(f"image-{number}", lambda: held)
 
     @classmethod
     def broken(cls, path: str, reason: str) -> Source:
@@ -32,6 +42,15 @@ class Source(NamedTuple):
             raise DataError(reason)
 
         return cls(path, read)
+
+
+def _from_array(array: NDArray[Any]) -> Image.Image:
+    if array.dtype != np.uint8 or array.ndim != 3 or array.shape[2] != 3 or not array.size:
+        raise UsageError(
+            f"an image in memory is uint8 [height, width, 3], not {array.dtype} {list(array.shape)}",
+            hint="convert it, for example: (255 * array).round().astype('uint8')",
+        )
+    return Image.fromarray(array)
 
 
 def printable(path: object) -> str:

@@ -5,20 +5,23 @@ from __future__ import annotations
 import os
 import re
 import sys
+from collections.abc import Iterable, Iterator
 from functools import partial
 from glob import glob
-from itertools import chain
+from itertools import chain, count
 from pathlib import Path
-from typing import TYPE_CHECKING, NamedTuple
+from typing import Any, NamedTuple
+
+import numpy as np
+from PIL import Image
 
 from ncd_serve.errors import UsageError
 from ncd_serve.inputs.archives import images_in_archive, is_archive
 from ncd_serve.inputs.download import fetch
-from ncd_serve.inputs.images import Source, find_images, printable
+from ncd_serve.inputs.images import InMemory, Source, find_images, printable
 
-if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator
-
+Word = str | Path | InMemory
+Images = Word | Iterable[Word]
 STDIN = "-"
 _URL = re.compile(r"https?://", re.IGNORECASE)
 
@@ -30,15 +33,28 @@ class Sources(NamedTuple):
     total: int | None
 
 
-def find_sources(words: str | Path | Iterable[str | Path], *, allow_urls: bool = False) -> Sources:
-    """What the words mean, in their order. What is wrong with a word is said at once, before any image is read.
+def find_sources(images: Images, *, allow_urls: bool = False) -> Sources:
+    """Images by files, folders, patterns, archives, URLs or in memory (PIL, or arrays uint8 [H, W, 3]), in their order.
 
-    The path of a row is that of the file, `ARCHIVE/MEMBER`, or the URL.
+    Mistakes are raised at once, before any image is read. The path of a row is that of the file, `ARCHIVE/MEMBER`, the
+    URL, or `image-0`, `image-1` and so on for images in memory.
     """
-    parts = [_expand(word, allow_urls) for word in ([words] if isinstance(words, (str, Path)) else words)]
+    numbers = count()
+    parts = [
+        Sources(iter([Source.in_memory(image, next(numbers))]), 1)
+        if isinstance(image, (Image.Image, np.ndarray))
+        else _expand(image, allow_urls)
+        for image in one_or_many(images)
+    ]
     known = [part.total for part in parts if part.total is not None]
-    images = chain.from_iterable(part.images for part in parts)
-    return Sources(images, sum(known) if len(known) == len(parts) else None)
+    return Sources(chain.from_iterable(part.images for part in parts), sum(known) if len(known) == len(parts) else None)
+
+
+def one_or_many(images: Any) -> Iterable[Any]:
+    """The images of a list, or a list of the only one; an array [N, H, W, 3] is a list."""
+    if isinstance(images, (str, Path, Image.Image)) or (isinstance(images, np.ndarray) and images.ndim != 4):
+        return [images]
+    return images
 
 
 def _expand(word: str | Path, allow_urls: bool) -> Sources:

@@ -6,6 +6,7 @@ import csv
 import json
 from dataclasses import asdict
 from itertools import islice
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, TextIO
 
 from rich.markup import escape
@@ -17,7 +18,6 @@ from ncd_serve.prediction import COLUMNS, Candidate, Prediction
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
-    from pathlib import Path
 
     Record = dict[str, Any]
 
@@ -147,8 +147,9 @@ _NUMBERS = {"cluster_id": int, "confidence": float, "margin": float}
 _HINT = "give a file that `ncd-serve query --out` or `ncd-serve assign --out` wrote"
 
 
-def read_rows(source: Path) -> list[Prediction]:
+def read_rows(source: str | Path) -> list[Prediction]:
     """All rows of a .csv, .jsonl or .parquet file; columns that an older version did not write are empty."""
+    source = Path(source)
     if source.suffix not in FORMATS:
         raise UsageError(f"cannot read rows from '{source.name}'", hint=f"use a file ending in {', '.join(FORMATS)}")
     rows: list[Prediction] = []

@@ -13,12 +13,12 @@ from typing import TYPE_CHECKING
 
 from pydantic import BaseModel, ValidationError
 
-from ncd_serve.errors import ServerError
+from ncd_serve.errors import ServerError, UsageError
 from ncd_serve.files import write_text
 from ncd_serve.triton.probe import Probe
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Iterator, Sequence
 
     from ncd_serve.triton.server import TritonServer
 
@@ -100,6 +100,18 @@ def running_servers() -> list[RunningServer]:
         else:
             path.unlink(missing_ok=True)
     return sorted(found, key=lambda server: server.since)
+
+
+def choose_servers(ids: Sequence[int] = (), *, everything: bool = False) -> list[RunningServer]:
+    """The running servers with these ids; without ids the only one, or all of them if `everything` is wanted."""
+    servers = {server.pid: server for server in running_servers()}
+    if not servers:
+        raise ServerError("no server runs on this machine", hint="ncd-serve status shows those that do")
+    if not ids and not everything and len(servers) > 1:
+        raise UsageError("several servers run", hint=f"name one of {', '.join(map(str, servers))}, or use --all")
+    if unknown := set(ids) - set(servers):
+        raise UsageError(f"no server has the id {min(unknown)}", hint="ncd-serve status shows them")
+    return [servers[pid] for pid in ids or servers]
 
 
 def default_log() -> Path:
