@@ -2,17 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Literal
+from typing import Literal
 
 import numpy as np
 from numpy.typing import NDArray
 
 Ids = NDArray[np.int64]
 Floats = NDArray[np.float32]
-Track = Callable[[Iterable[Any], str, int], Iterable[Any]]
 Kind = Literal["run", "bundle", "rows"]
 
 
@@ -55,8 +53,3 @@ class Collection:
     def total(self) -> int:
         """Images in clusters, shown or not."""
         return int(self.counts.sum())
-
-
-def silent(items: Iterable[Any], description: str, total: int) -> Iterable[Any]:
-    """No progress at all."""
-    return items

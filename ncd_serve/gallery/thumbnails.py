@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from ncd_serve.gallery.clusters import Cluster
-    from ncd_serve.gallery.collection import Track
+    from ncd_serve.progress import Progress
 
 COLUMNS = 10
 _MOST_IN_SHEET = 100
@@ -54,13 +54,13 @@ def parts(clusters: Sequence[Cluster]) -> Iterator[tuple[bool, list[int]]]:
             yield False, cluster.images[start : start + _MOST_IN_SHEET]
 
 
-def make_sheets(files: Sequence[Path], clusters: Sequence[Cluster], *, size: int, track: Track) -> list[Sheet]:
+def make_sheets(files: Sequence[Path], clusters: Sequence[Cluster], *, size: int, progress: Progress) -> list[Sheet]:
     """Decode and shrink in threads, a sheet each."""
     wanted = list(parts(clusters))
     with ThreadPoolExecutor(DECODERS) as pool:
         try:
             made = pool.map(partial(_make_sheet, files=files, size=size), wanted)
-            return list(track(made, "making thumbnails", len(wanted)))
+            return list(progress.track(made, "making thumbnails", len(wanted)))
         finally:
             pool.shutdown(cancel_futures=True)
 
