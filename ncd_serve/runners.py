@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 import numpy as np
 
 from ncd_serve.bundle import Bundle
+from ncd_serve.contract import outputs_in_rows
 from ncd_serve.errors import MissingExtraError, UsageError, did_you_mean
 
 if TYPE_CHECKING:
@@ -42,10 +43,10 @@ _LOG_WARNINGS, _LOG_FATAL = 2, 4
 
 
 class Answer(NamedTuple):
-    """What a model says of a batch of images."""
+    """Outputs of a model for a batch of images: those of `contract.OUTPUTS` that rows are made of, by name."""
 
     probabilities: NDArray[np.float32]  # of the clusters, [N, C]
-    fits: NDArray[np.int64] | None  # numbers into `fit.FITS`, [N]; models of older versions have none
+    fit: NDArray[np.int64] | None = None  # numbers into `fit.FITS`, [N]; models of older versions have none
 
 
 class Runner(Protocol):
@@ -131,13 +132,16 @@ class OnnxRunner:
         self.cluster_names = bundle.manifest.cluster_names
         self._session = open_session(bundle.model_path, threads=threads, device=_device(device))
         self.provider = self._session.get_providers()[0]
-        can_judge = "fit" in {output.name for output in self._session.get_outputs()}
-        self._wanted = ["probabilities", "fit"] if can_judge else ["probabilities"]
+        self._outputs = outputs_in_rows(output.name for output in self._session.get_outputs())
 
     def answer(self, images: NDArray[np.uint8]) -> Answer:
         """What the model says of images uint8 [N, H, W, 3]."""
-        probabilities, *fits = self._session.run(self._wanted, {"image": images})
-        return Answer(probabilities.astype(np.float32, copy=False), fits[0].astype(np.int64) if fits else None)
+        arrays = self._session.run([output.name for output in self._outputs], {"image": images})
+        pairs = zip(self._outputs, arrays, strict=True)
+        typed: dict[str, NDArray[Any]] = {
+            output.name: array.astype(output.numpy_dtype, copy=False) for output, array in pairs
+        }
+        return Answer(**typed)
 
 
 def _device(name: Device | str) -> Device:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import shutil
 import uuid
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import asdict, dataclass
 from datetime import datetime, timezone
 from importlib.metadata import version
@@ -23,13 +23,14 @@ from ncd_training.summary.figures import initial_weights
 
 from ncd_export.graph import ExportGraph
 from ncd_export.model_card import render_card
-from ncd_export.precision import Precision, to_fp16, to_int8
+from ncd_export.precision import PRECISIONS, PrecisionKind, precision_for
 from ncd_export.rename import keep_names
 from ncd_export.repository import add_to_repository, check_place, check_writable, told_if_it_cannot_be_written
 from ncd_export.triton_config import MAX_BATCH, THIS_CPU, Hardware
 from ncd_export.verify import Agreement, Images, Verification, compare_precisions, verify
 from ncd_serve.bundle import CARD, HASHED, LABELS, MANIFEST, MODEL, VERIFICATION, Bundle, BundleManifest
-from ncd_serve.errors import DataError, UsageError
+from ncd_serve.contract import Precision
+from ncd_serve.errors import DataError
 from ncd_serve.files import atomic_directory, sha256, write_json, write_text
 from ncd_serve.preprocess import load_array
 from ncd_serve.reference import REFERENCE, Reference
@@ -43,7 +44,7 @@ class ExportOptions:
     """What is exported, in how many bits, for which device, and how it joins the versions that are there."""
 
     checkpoint: Path | None = None  # None: the newest
-    precision: Precision = "fp32"
+    precision: Precision | str = Precision.FP32
     min_agreement: float = 0.98  # share of images that fewer bits must leave in their cluster
     hardware: Hardware = THIS_CPU
     replace: bool = False
@@ -51,9 +52,12 @@ class ExportOptions:
 
     def check(self) -> None:
         """Raise UsageError for what does not fit together."""
-        if self.precision == "int8" and self.hardware.device != "cpu":
-            # TensorRT takes symmetric activations alone, CPUs are fastest with unsigned ones.
-            raise UsageError("int8 is quantised for CPUs", hint="use --precision fp16 on a GPU")
+        precision_for(self.precision, self.hardware.device)
+
+    @property
+    def kind(self) -> PrecisionKind:
+        """How the precision is made."""
+        return PRECISIONS[Precision(self.precision)]
 
 
 class Exported(NamedTuple):
@@ -122,7 +126,7 @@ def _write_model(
         write_onnx(graph, model, resolution=manifest.preprocess.resolution, metadata={**facts, **manifest.versions})
     images = _load(_compared(setup), setup)
     verification = verify(graph, model, images, max_batch=MAX_BATCH, track=setup.track)
-    if options.precision == "fp32":
+    if options.kind.reduce is None:
         return verification, None
     return verification, _reduce(model, graph.output_names, images, setup, options)
 
@@ -130,19 +134,15 @@ def _write_model(
 def _reduce(model: Path, names: tuple[str, ...], images: Images, setup: Setup, options: ExportOptions) -> Agreement:
     """Put the same model in fewer bits in its place, if it agrees with it."""
     reduced = model.with_name("reduced.onnx")
-    calibration = _calibration(setup) if options.precision == "int8" else []
-    if options.precision == "int8":
-        pictures = _load(calibration, setup)
-        batches = np.array_split(pictures, -(-len(pictures) // _CALIBRATION_BATCH))
-        to_int8(model, reduced, setup.track(batches, "calibrating int8", len(batches)))
-    else:
-        to_fp16(model, reduced)
+    assert options.kind.reduce is not None
+    calibration = _calibration(setup) if options.kind.calibrated else []
+    options.kind.reduce(model, reduced, _calibration_batches(calibration, setup, f"calibrating {options.precision}"))
     agreement = compare_precisions(
         model,
         reduced,
         names,
         images,
-        precision=options.precision,
+        precision=str(options.precision),
         calibrated_on=len(calibration),
         required=options.min_agreement,
         max_batch=MAX_BATCH,
@@ -150,6 +150,14 @@ def _reduce(model: Path, names: tuple[str, ...], images: Images, setup: Setup, o
     )
     reduced.replace(model)
     return agreement
+
+
+def _calibration_batches(paths: Sequence[Path], setup: Setup, description: str) -> Iterable[Images]:
+    if not paths:
+        return ()
+    pictures = _load(paths, setup)
+    batches = np.array_split(pictures, -(-len(pictures) // _CALIBRATION_BATCH))
+    return setup.track(batches, description, len(batches))
 
 
 def _compared(setup: Setup) -> list[Path]:
@@ -186,7 +194,7 @@ def _describe(
         created=datetime.now(timezone.utc).isoformat(timespec="seconds"),
         dataset=manifest.name,
         method=config.method.name,
-        precision=options.precision,
+        precision=str(options.precision),
         preprocess=config.data.preprocess,
         known_classes=manifest.known_classes,
         open_world=open_world,

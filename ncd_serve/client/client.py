@@ -149,7 +149,6 @@ class _ServedModel:
         self._shape = (side, side, 3)
         self._room = asyncio.Semaphore(concurrency)
         self.cluster_names = [str(number) for number in range(contract.clusters)]
-        self._wanted = ["probabilities", "fit"] if contract.tells_fit else ["probabilities"]
         self.close = connection.close
 
     @classmethod
@@ -183,15 +182,26 @@ class _ServedModel:
         step = self.contract.max_batch
         parts = [images[start : start + step] for start in range(0, len(images), step)]
         answers = await asyncio.gather(*map(self._ask, parts))
-        probabilities, *fits = (np.concatenate(column) for column in zip(*answers, strict=True))
-        return Answer(probabilities, fits[0] if fits else None)
+        names = [output.name for output in self.contract.outputs]
+        return Answer(**{name: np.concatenate([getattr(answer, name) for answer in answers]) for name in names})
 
-    async def _ask(self, images: NDArray[np.uint8]) -> list[NDArray[Any]]:
+    async def _ask(self, images: NDArray[np.uint8]) -> Answer:
+        outputs = self.contract.outputs
         async with self._room:
-            probabilities, *fits = await self._connection.infer(images, self._wanted)
-        if probabilities.shape != (len(images), self.contract.clusters) or not np.isfinite(probabilities).all():
-            raise ServerError(f"{self._connection.where} gave an answer that is no probabilities", hint=CHECK_SERVER)
-        if not np.isin(fits, range(len(FITS))).all():
-            raise ServerError(f"{self._connection.where} gave an answer that is no fit", hint=CHECK_SERVER)
+            arrays = await self._connection.infer(images, [output.name for output in outputs])
         # One value for each image, as Triton declares it, is a column.
-        return [probabilities, *(fit.reshape(len(images)) for fit in fits)]
+        pairs = zip(outputs, arrays, strict=True)
+        shaped = {output.name: array if output.shape else array.reshape(-1) for output, array in pairs}
+        answer = Answer(**shaped)
+        if wrong := _wrong(answer, len(images), self.contract.clusters):
+            raise ServerError(f"{self._connection.where} gave an answer that is no {wrong}", hint=CHECK_SERVER)
+        return answer
+
+
+def _wrong(answer: Answer, images: int, clusters: int) -> str | None:
+    """The name of an output that cannot be right."""
+    if answer.probabilities.shape != (images, clusters) or not np.isfinite(answer.probabilities).all():
+        return "probabilities"
+    if answer.fit is not None and (len(answer.fit) != images or not np.isin(answer.fit, range(len(FITS))).all()):
+        return "fit"
+    return None

@@ -112,5 +112,5 @@ def _rows(part: list[_Loading], *, runner: Runner, top_k: int, min_confidence: f
 
 
 def _each(answer: Answer) -> Iterator[tuple[NDArray[np.float32], Fit | None]]:
-    fits = repeat(None) if answer.fits is None else map(FITS.__getitem__, answer.fits)
+    fits = repeat(None) if answer.fit is None else map(FITS.__getitem__, answer.fit)
     return zip(answer.probabilities, fits, strict=False)

@@ -88,7 +88,7 @@ def test_many_images_at_once_are_split_for_the_server(url: str, bundle: Path, fo
     direct = runner.answer(images)
     for answer in answers:
         np.testing.assert_allclose(answer.probabilities, direct.probabilities, atol=1e-5)
-        assert answer.fits is not None and answer.fits.tolist() == direct.fits.tolist()  # type: ignore[union-attr]
+        assert answer.fit is not None and answer.fit.tolist() == direct.fit.tolist()  # type: ignore[union-attr]
 
 
 def test_arrays_that_break_the_contract_are_never_sent(server: TritonServer) -> None:
