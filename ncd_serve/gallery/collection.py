@@ -47,6 +47,7 @@ class Collection:
     known_ids: dict[int, Ids] = field(default_factory=dict)  # by cluster: the known classes that its images resemble
     known_classes: list[str] = field(default_factory=list)
     truth: list[str] = field(default_factory=list)  # true classes, for reports alone; empty where nobody knows them
+    matched: list[str] = field(default_factory=list)  # [C] the true class of each cluster, "" for none; or empty
     failures: list[tuple[str, str]] = field(default_factory=list)  # images without a cluster, and why
 
     @property

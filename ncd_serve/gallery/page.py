@@ -9,11 +9,9 @@ from importlib.resources import files
 from itertools import accumulate
 from typing import TYPE_CHECKING, Any
 
-import numpy as np
-
 from ncd_serve import __version__
 from ncd_serve.fit import FITS
-from ncd_serve.gallery.matching import best_match, contingency
+from ncd_serve.gallery.confusion import confusion_data
 from ncd_serve.gallery.thumbnails import COLUMNS, parts
 from ncd_serve.inputs.images import printable
 
@@ -70,7 +68,7 @@ def page_data(
         "clusters": [_cluster_data(cluster) for cluster in clusters],
         "images": _image_data(shown, order, central, where),
         "background": [_rounded(axis, 4) for axis in where[len(order) :].T] if where is not None else [[], []],
-        "confusion": _confusion(shown, clusters),
+        "confusion": confusion_data(shown, [cluster.number for cluster in clusters]),
         "failures": [[printable(path), error] for path, error in shown.failures[:_MOST_FAILURES]],
         "failed": len(shown.failures),
     }
@@ -109,26 +107,6 @@ def _image_data(shown: Collection, order: list[int], central: Floats, where: Flo
         "classes": classes,
         "x": _rounded(where[order, 0], 4) if where is not None else None,
         "y": _rounded(where[order, 1], 4) if where is not None else None,
-    }
-
-
-def _confusion(shown: Collection, clusters: Sequence[Cluster]) -> dict[str, Any] | None:
-    """Clusters and true classes in matched order, with the images that they share."""
-    if not shown.truth:
-        return None
-    classes, table = contingency(shown.cluster_ids, shown.truth, clusters=len(shown.counts))
-    numbers = [cluster.number for cluster in clusters]
-    pairs = best_match(table[numbers])
-    left = [column for column in range(len(classes)) if column not in {match for _, match in pairs}]
-    columns = [column for _, column in pairs] + left
-    rows = [row for row, _ in pairs] + [row for row in range(len(numbers)) if row not in {match for match, _ in pairs}]
-    ordered = table[numbers][rows][:, columns]
-    return {
-        "clusters": [numbers[row] for row in rows],
-        "classes": [classes[column] for column in columns],
-        "matched": len(pairs),
-        "accuracy": round(sum(int(table[numbers[row], column]) for row, column in pairs) / len(shown.truth), 4),
-        "cells": [[int(row), int(column), int(ordered[row, column])] for row, column in np.argwhere(ordered)],
     }
 
 

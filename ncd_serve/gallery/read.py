@@ -98,6 +98,7 @@ def _of_reference(reference: Reference, naming: GivenNames, source: Path, images
         known_ids=_by_cluster(reference),
         known_classes=reference.known_classes,
         truth=reference.truth,
+        matched=reference.matched,
     )
 
 
