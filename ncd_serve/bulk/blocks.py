@@ -140,7 +140,7 @@ def images_of(block: Block) -> Iterator[Source]:
     shard = file_at(block.shard)
     try:
         with reaching(block.shard):
-            yield from images_in_archive(shard)[0] if is_archive(shard) else _images_in_rows(block)
+            yield from images_in_archive(shard) if is_archive(shard) else _images_in_rows(block)
     except DataError as error:
         yield Source.broken(printable(block.shard), f"nothing more can be read: {error}")
 

@@ -16,7 +16,7 @@ import numpy as np
 from PIL import Image
 
 from ncd_serve.errors import UsageError
-from ncd_serve.inputs.archives import images_in_archive, is_archive
+from ncd_serve.inputs.archives import count_images, images_when_due, is_archive
 from ncd_serve.inputs.download import fetch
 from ncd_serve.inputs.images import InMemory, Source, find_images, printable
 
@@ -40,14 +40,12 @@ def find_sources(images: Images, *, allow_urls: bool = False) -> Sources:
     URL, or `image-0`, `image-1` and so on for images in memory.
     """
     numbers = count()
-    parts = [
+    return _joined(
         Sources(iter([Source.in_memory(image, next(numbers))]), 1)
         if isinstance(image, (Image.Image, np.ndarray))
         else _expand(image, allow_urls)
         for image in one_or_many(images)
-    ]
-    known = [part.total for part in parts if part.total is not None]
-    return Sources(chain.from_iterable(part.images for part in parts), sum(known) if len(known) == len(parts) else None)
+    )
 
 
 def one_or_many(images: Any) -> Iterable[Any]:
@@ -58,17 +56,29 @@ def one_or_many(images: Any) -> Iterable[Any]:
 
 
 def _expand(word: str | Path, allow_urls: bool) -> Sources:
-    text, path = str(word), Path(word)
+    text = str(word)
     if text == STDIN:
         return Sources(_listed(allow_urls), None)
     if _URL.match(text):
         if not allow_urls:
             raise UsageError(f"{text} is a URL", hint="--allow-urls lets this command fetch images")
         return Sources(iter([_from_url(text)]), 1)
+    return _joined(_below(path) for path in matching(text))
+
+
+def _below(path: Path) -> Sources:
+    """The images of a file, a folder or an archive."""
     if path.is_file() and is_archive(path):
-        return Sources(*images_in_archive(path))
-    files = find_images(matching(text))
+        return Sources(images_when_due(path), count_images(path))
+    files = find_images([path])
     return Sources(map(Source.of, files), len(files))
+
+
+def _joined(parts: Iterable[Sources]) -> Sources:
+    found = list(parts)
+    totals = [part.total for part in found if part.total is not None]
+    images = chain.from_iterable(part.images for part in found)
+    return Sources(images, sum(totals) if len(totals) == len(found) else None)
 
 
 def matching(word: str) -> list[Path]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import csv
 import json
+import math
 from dataclasses import asdict
 from itertools import islice
 from pathlib import Path
@@ -14,6 +15,7 @@ from rich.table import Table
 
 from ncd_serve.errors import DataError, UsageError
 from ncd_serve.files import atomic_path
+from ncd_serve.fit import FITS
 from ncd_serve.prediction import COLUMNS, Candidate, Prediction
 
 if TYPE_CHECKING:
@@ -182,4 +184,17 @@ def _prediction(record: Record) -> Prediction:
     likeliest = present.get("top_k", [])
     candidates = json.loads(likeliest) if isinstance(likeliest, str) else likeliest
     present |= {name: kind(present[name]) for name, kind in _NUMBERS.items() if name in present}
-    return Prediction(**present | {"top_k": [Candidate(**candidate) for candidate in candidates]})
+    row = Prediction(**present | {"top_k": [Candidate(**candidate) for candidate in candidates]})
+    _check(row)
+    return row
+
+
+def _check(row: Prediction) -> None:
+    """Raise ValueError for what no model answers with."""
+    if row.fit not in (None, *FITS):
+        raise ValueError(f"its fit is '{row.fit}', not {', '.join(FITS[:-1])} or {FITS[-1]}")
+    if row.confidence is not None and not math.isfinite(row.confidence):
+        raise ValueError(f"its confidence is {row.confidence}")
+    for number in (row.cluster_id, *(candidate.cluster_id for candidate in row.top_k)):
+        if number is not None and not (isinstance(number, int) and number >= 0):
+            raise ValueError(f"its cluster is {number!r}")
