@@ -31,7 +31,7 @@ class _Schema(BaseModel):
 
 
 class BundleManifest(BaseModel):
-    """What `bundle.json` holds."""
+    """Content of `bundle.json`."""
 
     model_config = ConfigDict(frozen=True, extra="forbid")
 

@@ -77,7 +77,7 @@ def outputs_in_rows(offered: Iterable[str]) -> tuple[Output, ...]:
 
 
 class Contract(NamedTuple):
-    """What a client has to know to ask a model."""
+    """Facts that a client needs to ask a model."""
 
     preprocess: PreprocessSpec
     max_batch: int
@@ -111,7 +111,7 @@ def read_contract(config: dict[str, Any], where: str) -> Contract:
 
 
 def _keeps(output: Output, entry: dict[str, Any] | None) -> bool:
-    """Whether a configuration declares an output as it should be; Triton declares one value for each image as [1]."""
+    """Return whether a configuration declares an output by the table; one value for each image is [1] in Triton."""
     if entry is None or entry.get("data_type") != f"TYPE_{output.dtype}":
         return False
     sizes = [int(size) for size in entry.get("dims", [])]

@@ -1,4 +1,4 @@
-"""Whether an image fits the cluster that it was given: `typical`, `unusual` or `outlier`.
+"""Fit of an image to its cluster: `typical`, `unusual` or `outlier`.
 
 The limits are the fences of a box plot, drawn for every cluster around the images that it was found in: beyond the
 inner fence an image is unusual, beyond the outer one it is an outlier. Distances are those of directions, 1 - cosine.
@@ -25,7 +25,7 @@ _FEW = 12  # images below which a cluster's own quartiles are not worth much: al
 
 @dataclass(frozen=True)
 class FitLimits:
-    """What an image of each cluster is like: the mean direction [C, d], and limits [C] of distance and log odds."""
+    """Limits of each cluster: its mean direction [C, d], and limits [C] of distance and log odds."""
 
     centres: Floats
     unusual_distance: Floats
@@ -59,7 +59,7 @@ def calibrate(embeddings: Floats, cluster_ids: Ids, confidences: Floats, *, clus
 
 
 def log_odds(confidences: Floats) -> Floats:
-    """Of probabilities: confidences crowd below 1, where their quartiles would say nothing."""
+    """Log odds of probabilities: confidences crowd below 1, where their quartiles would say nothing."""
     clipped = np.clip(confidences.astype(np.float64), 1e-6, 1 - 1e-6)
     odds: Floats = np.log(clipped / (1 - clipped)).astype(np.float32)
     return odds

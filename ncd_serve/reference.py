@@ -1,4 +1,4 @@
-"""The images that a model found its clusters in, as it sees them: what gallery, fit and drift compare with."""
+"""Images that a model found its clusters in, with its answers: gallery, fit and drift compare with them."""
 
 from __future__ import annotations
 
@@ -44,11 +44,11 @@ class Reference:
 
     @property
     def clusters(self) -> int:
-        """How many there are to choose from."""
+        """Number of clusters."""
         return len(self.counts)
 
     def limits(self) -> FitLimits:
-        """What an image of each cluster is like."""
+        """Limits of fit, calibrated on these images."""
         return calibrate(self.embeddings, self.cluster_ids, self.confidences, clusters=self.clusters)
 
     def files(self, root: Path | None = None) -> list[Path]:

@@ -1,4 +1,4 @@
-"""Something that answers batches of images: ONNX Runtime here, a Triton server in `client.py`."""
+"""Runners answer batches of images: ONNX Runtime here, a Triton server in `client`."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
 
 class Device(str, Enum):
-    """Where ONNX Runtime computes; `auto` is CUDA where it works and the CPU elsewhere."""
+    """Device of ONNX Runtime; `auto` is CUDA where it works and the CPU elsewhere."""
 
     AUTO = "auto"
     CPU = "cpu"
@@ -58,7 +58,7 @@ class Runner(Protocol):
     in_flight: int
 
     def answer(self, images: NDArray[np.uint8]) -> Answer:
-        """What the model says of images uint8 [N, H, W, 3]."""
+        """Ask the model about images uint8 [N, H, W, 3]."""
         ...
 
 
@@ -70,11 +70,11 @@ class Session(Protocol):
         ...
 
     def get_outputs(self) -> list[Any]:
-        """What it can answer with; each has a `name`."""
+        """Outputs of the model; each has a `name`."""
         ...
 
     def get_providers(self) -> list[str]:
-        """What it runs on, first the one that computes most."""
+        """Execution providers, first the one that computes most."""
         ...
 
 
@@ -135,7 +135,7 @@ class OnnxRunner:
         self._outputs = outputs_in_rows(output.name for output in self._session.get_outputs())
 
     def answer(self, images: NDArray[np.uint8]) -> Answer:
-        """What the model says of images uint8 [N, H, W, 3]."""
+        """Ask the model about images uint8 [N, H, W, 3]."""
         arrays = self._session.run([output.name for output in self._outputs], {"image": images})
         pairs = zip(self._outputs, arrays, strict=True)
         typed: dict[str, NDArray[Any]] = {

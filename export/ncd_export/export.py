@@ -1,4 +1,4 @@
-"""From a run to a verified bundle and a Triton model repository."""
+"""Export a run to a verified bundle and add it to a Triton model repository."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ _VERIFIED, _CALIBRATED, _CALIBRATION_BATCH = 256, 128, 8
 
 @dataclass(frozen=True)
 class ExportOptions:
-    """What is exported, in how many bits, for which device, and how it joins the versions that are there."""
+    """Settings of an export: checkpoint, precision, device, and the versions that stay in the repository."""
 
     checkpoint: Path | None = None  # None: the newest
     precision: Precision | str = Precision.FP32
@@ -56,12 +56,12 @@ class ExportOptions:
 
     @property
     def kind(self) -> PrecisionKind:
-        """How the precision is made."""
+        """Row of the precision in `PRECISIONS`."""
         return PRECISIONS[Precision(self.precision)]
 
 
 class Exported(NamedTuple):
-    """What an export leaves behind."""
+    """Result of an export."""
 
     bundle: Bundle
     version_folder: Path
@@ -108,7 +108,7 @@ def export_run(
 
 
 def _write_reference(setup: Setup, run: RunDir, state: TrainState, options: ExportOptions, target: Path) -> Reference:
-    """The run's own if it is of the exported state, else a new one; read back, since its file rounds embeddings."""
+    """Copy the run's reference if it is of the exported state, else make one; read back, as the file rounds."""
     checkpoint = options.checkpoint or run.checkpoint
     if run.reference.is_file() and Reference.read(run.reference).checkpoint == checkpoint_id(checkpoint):
         shutil.copyfile(run.reference, target)
@@ -132,7 +132,7 @@ def _write_model(
 
 
 def _reduce(model: Path, names: tuple[str, ...], images: Images, setup: Setup, options: ExportOptions) -> Agreement:
-    """Put the same model in fewer bits in its place, if it agrees with it."""
+    """Replace the model by one of fewer bits, if both agree."""
     reduced = model.with_name("reduced.onnx")
     assert options.kind.reduce is not None
     calibration = _calibration(setup) if options.kind.calibrated else []
@@ -165,13 +165,13 @@ def _compared(setup: Setup) -> list[Path]:
 
 
 def _calibration(setup: Setup) -> list[Path]:
-    """Training images, none of which is compared on."""
+    """Training images for calibration; none of them is used for the comparison."""
     compared = set(_compared(setup))
     return _spread([path for path in setup.manifest.images if path not in compared], _CALIBRATED)
 
 
 def _spread(paths: Sequence[Path], most: int) -> list[Path]:
-    """At most so many of them, evenly spread, so that every cluster has a chance."""
+    """Take at most `most` paths, evenly spread, so that every cluster has a chance."""
     return list(paths[:: max(1, -(-len(paths) // most))])
 
 
@@ -217,7 +217,7 @@ def _describe(
 
 
 def _check_output(out: Path) -> None:
-    """A bundle may be written over, nothing else."""
+    """Raise DataError unless `out` is free, empty or a bundle, and its folder can be written."""
     if out.exists() and not (out / MANIFEST).is_file() and not (out.is_dir() and not any(out.iterdir())):
         raise DataError(f"{out} is there already and is not a bundle", hint="choose another --out")
     check_writable(out.absolute().parent)

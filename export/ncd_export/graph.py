@@ -1,6 +1,6 @@
-"""What is exported: trunk, first branch and cluster head; banks, dictionary, other branch and known head stay out.
+"""The exported graph: trunk, first branch and cluster head, without banks, dictionary, other branch and known head.
 
-A head over known and novel classes comes along: it is what tells them apart.
+A head over known and novel classes is exported too, since it tells them apart.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ class ExportGraph(OnnxGraph):
 
     @property
     def output_names(self) -> tuple[str, ...]:
-        """What it answers with, in the order of `forward`."""
+        """Names of its outputs, in the order of `forward`."""
         has = {
             "class_id": self.tells_known_from_novel,
             "is_novel": self.tells_known_from_novel,
@@ -56,7 +56,7 @@ class ExportGraph(OnnxGraph):
         return {name: answer[name] for name in self.output_names}
 
     def _normalised(self, image: Tensor) -> Tensor:
-        """What the trunk does with pixels, on whole rows: sums with three numbers at a time are slow channels last."""
+        """Normalise pixels as the trunk does, but a row at a time: channels last, three values at a time are slow."""
         width = image.shape[2]
         mean, std = (moment.flatten().repeat(width) for moment in (self.trunk.mean, self.trunk.std))
         rows = (image.flatten(2).float() - mean) / std

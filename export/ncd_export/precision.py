@@ -104,7 +104,7 @@ def _quiet() -> Iterator[None]:
 
 
 class PrecisionKind(NamedTuple):
-    """How a precision is made, and where it may be served."""
+    """Row of the registry: the function that makes a precision, and the devices that may serve it."""
 
     reduce: Callable[[Path, Path, Batches], None] | None  # fp32 file, new file, calibration batches; None: as exported
     calibrated: bool

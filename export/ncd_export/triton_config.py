@@ -44,7 +44,7 @@ class TensorSpec:
 
 
 class Hardware(NamedTuple):
-    """What a model is served on."""
+    """Device that serves a model."""
 
     device: Device = "cpu"
     cores: int | None = None  # of its CPU; None: as many as this one has
@@ -84,7 +84,7 @@ def render_config(bundle: Bundle, *, name: str, hardware: Hardware) -> str:
 
 
 def _accelerator(device: Device, image: TensorSpec, *, name: str, precision: str) -> list[str]:
-    """What NVIDIA's onnxruntime backend is told about the GPU; nodes that TensorRT cannot run fall back to CUDA."""
+    """GPU settings of NVIDIA's onnxruntime backend; nodes that TensorRT cannot run fall back to CUDA."""
     if device == "cpu":
         return []
     if device == "cuda":

@@ -41,17 +41,17 @@ class Verification:
 
     @property
     def passed(self) -> bool:
-        """Whether the export may be used."""
+        """True if the export may be used."""
         return self.equal_ids == 1.0 and max(self.max_difference.values()) <= self.tolerance
 
     def as_dict(self) -> dict[str, Any]:
-        """For verification.json."""
+        """Content of verification.json."""
         return {**asdict(self), "passed": self.passed}
 
 
 @dataclass(frozen=True)
 class Agreement:
-    """The same between the fp32 model and one of fewer bits, on images that the latter was not calibrated on."""
+    """Differences between the fp32 model and one of fewer bits, on images that the latter was not calibrated on."""
 
     precision: str
     images: int

@@ -65,8 +65,8 @@ def assign_in_bulk(
     remove_leftovers(folder)
     if left := plan.blocks - len(finished(folder)):
         raise DataError(
-            f"{left} of {plan.blocks} blocks could not be done: their workers died again and again",
-            hint="the others are kept; --resume tries these again; a smaller --block in a new --out narrows it down",
+            f"{left} of {plan.blocks} blocks could not be done: their workers died repeatedly",
+            hint="the others are kept; --resume retries these; a smaller --block in a new --out narrows them down",
         )
     summary = summarise(counts, f"{before} parts from before" if before else "")
     progress.say(f"{plan.blocks} parts in {folder} ({summary})")
@@ -85,5 +85,5 @@ def _count(parts: Iterable[Counter[str]], counts: Counter[str], progress: Progre
             counts.update(rows)
     except BaseException:
         if counts:
-            progress.say(f"{counts.total()} rows are kept: --resume goes on")
+            progress.say(f"{counts.total()} rows are kept: continue with --resume")
         raise

@@ -28,22 +28,27 @@ def assign(
     min_confidence: MinConfidence = 0.0,
     allow_urls: AllowUrls = False,
     device: Annotated[
-        Device, typer.Option(help="Where to compute; auto is CUDA where it works, else the CPU.")
+        Device, typer.Option(help="Device to compute on; auto is CUDA where it works, else the CPU.")
     ] = Device.AUTO,
     engine: Annotated[
-        Engine, typer.Option(help="plain: this process. ray: many, on one machine or a cluster, for very many images.")
+        Engine,
+        typer.Option(
+            help="plain: one process. ray: many processes, on one machine or a cluster, for very many images."
+        ),
     ] = Engine.PLAIN,
     block: Annotated[
-        int | None, typer.Option(min=1, help="With Ray: images to a file of rows; default 1000. Shards stay whole.")
+        int | None, typer.Option(min=1, help="With Ray: images per output file; default 1000. Shards are not split.")
     ] = None,
     workers: Annotated[
-        int | None, typer.Option(min=1, help="With Ray: default one for each CPU or GPU of the cluster.")
+        int | None,
+        typer.Option(min=1, help="With Ray: number of workers; default one for each CPU or GPU of the cluster."),
     ] = None,
     ray_address: Annotated[
-        str | None, typer.Option(help="With Ray: a cluster, as RAY_ADDRESS; default: Ray starts on this machine.")
+        str | None,
+        typer.Option(help="With Ray: address of a cluster, as RAY_ADDRESS; default: start Ray on this machine."),
     ] = None,
 ) -> None:
-    """Cluster ids of images without a server, through ONNX Runtime."""
+    """Assign images to clusters without a server, with ONNX Runtime."""
     from ncd_serve.rows.writing import RowOptions, print_rows, save_rows
     from ncd_serve.runners import open_bundle
 
@@ -61,6 +66,6 @@ def assign(
     elif output:
         save_rows(images, load, target=Path(output), resume=resume, options=options, progress=progress)
     elif resume:
-        raise UsageError("--resume needs the --out to go on with", hint="add --out FILE")
+        raise UsageError("--resume needs the --out of the interrupted run", hint="add --out FILE")
     else:
         print_rows(images, load, form=form and form.value, options=options, out=out, progress=progress)

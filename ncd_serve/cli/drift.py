@@ -21,11 +21,11 @@ _CHANGED = 5  # clusters whose shares are printed
 
 def drift(
     rows: Annotated[Path, typer.Argument(help="Rows that `query` or `assign` wrote: .csv, .jsonl or .parquet.")],
-    bundle: Annotated[Path, typer.Option(help="The bundle whose model made them.")],
-    plot: Annotated[Path | None, typer.Option(help="Where to draw it; default ROWS.drift.svg.")] = None,
+    bundle: Annotated[Path, typer.Option(help="Bundle of the model that made the rows.")],
+    plot: Annotated[Path | None, typer.Option(help="Plot file; default ROWS.drift.svg.")] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
 ) -> None:
-    """Say whether new images are still like those that the clusters were found in."""
+    """Check a batch of new images for drift from the training images."""
     from ncd_serve.bundle import Bundle
     from ncd_serve.drift.find import find_drift
     from ncd_serve.drift.plot import draw_drift

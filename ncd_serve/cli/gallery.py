@@ -23,12 +23,14 @@ def gallery(
     bundle: Annotated[
         Path | None, typer.Option(help="The bundle that made the rows: its model draws the map, its names are kept.")
     ] = None,
-    images: Annotated[Path | None, typer.Option(help="Where the images are now, if they were moved.")] = None,
+    images: Annotated[Path | None, typer.Option(help="Folder of the images, if they were moved.")] = None,
     map_: Annotated[
         MapKind | None,
-        typer.Option("--map", help="How to draw the map; default t-SNE where scikit-learn is, up to 5,000 images."),
+        typer.Option(
+            "--map", help="Method of the map; default t-SNE if scikit-learn is installed, up to 5,000 images."
+        ),
     ] = None,
-    title: Annotated[str | None, typer.Option(help="What the page is called.")] = None,
+    title: Annotated[str | None, typer.Option(help="Title of the page.")] = None,
 ) -> None:
     """Write a page of all clusters that opens offline: look at them, name them, merge them."""
     from ncd_serve.gallery import make_gallery

@@ -26,10 +26,10 @@ def query(
     top_k: TopK = 3,
     min_confidence: MinConfidence = 0.0,
     allow_urls: AllowUrls = False,
-    concurrency: Annotated[int, typer.Option(min=1, help="Requests in flight.")] = 16,
+    concurrency: Annotated[int, typer.Option(min=1, help="Number of requests in flight.")] = 16,
     timeout: Annotated[float, typer.Option(min=0.1, help="Seconds to wait for one answer.")] = 60.0,
     patience: Annotated[
-        float, typer.Option(min=0.0, help="Seconds to go on trying a server that cannot be reached any more.")
+        float, typer.Option(min=0.0, help="Seconds to keep retrying a server that cannot be reached.")
     ] = 60.0,
 ) -> None:
     """Ask a Triton server for the cluster ids of images."""
@@ -41,6 +41,6 @@ def query(
     if output:
         save_rows(images, connect, target=output, resume=resume, options=options, progress=progress)
     elif resume:
-        raise UsageError("--resume needs the --out to go on with", hint="add --out FILE")
+        raise UsageError("--resume needs the --out of the interrupted run", hint="add --out FILE")
     else:
         print_rows(images, connect, form=form and form.value, options=options, out=out, progress=progress)

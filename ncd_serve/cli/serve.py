@@ -29,9 +29,11 @@ def serve(
     metrics_port: Annotated[int | None, typer.Option(help=f"Port for metrics; {_USUAL_PORT.format(8002)}.")] = None,
     watch: Annotated[bool, typer.Option("--watch", help="Load new versions as they are exported.")] = False,
     quiet: Annotated[bool, typer.Option("--quiet", help="Do not show requests and latency.")] = False,
-    detached: Annotated[bool, typer.Option("--detach", help="Return once it is ready, and let it run.")] = False,
+    detached: Annotated[
+        bool, typer.Option("--detach", help="Run in the background; return once the server is ready.")
+    ] = False,
     log: Annotated[Path | None, typer.Option(help="Write Triton's log to this file.")] = None,
-    timeout: Annotated[float, typer.Option(help="Seconds that the models may take to load.")] = 120.0,
+    timeout: Annotated[float, typer.Option(help="Seconds to wait for the models to load.")] = 120.0,
     triton_options: Annotated[
         list[str] | None, typer.Argument(help="After a lone --: options of tritonserver itself.", show_default=False)
     ] = None,
@@ -92,7 +94,7 @@ def stop(
     ] = None,
     everything: Annotated[bool, typer.Option("--all", help="Stop all of them.")] = False,
 ) -> None:
-    """Stop servers that run on this machine; requests that are under way may finish."""
+    """Stop servers on this machine; requests in flight may finish."""
     from ncd_serve.triton.registry import choose_servers
 
     for server in choose_servers(ids or (), everything=everything):

@@ -56,11 +56,11 @@ class Client:
         self.cluster_names = self._model.cluster_names
 
     def answer(self, images: NDArray[np.uint8]) -> Answer:
-        """What the model says of images uint8 [N, H, W, 3], in as many requests as the server needs."""
+        """Ask the model about images uint8 [N, H, W, 3], in as many requests as the server's batch limit needs."""
         return self.submit(images).result()
 
     def submit(self, images: NDArray[np.uint8]) -> Future[Answer]:
-        """The same, without waiting."""
+        """Ask as `answer` does, without waiting."""
         future = in_background(self._model.answer(images))
         self._pending.add(future)
         future.add_done_callback(self._pending.discard)
@@ -74,14 +74,14 @@ class Client:
         return assign_images(sources, self, top_k=top_k, min_confidence=min_confidence)
 
     def close(self) -> None:
-        """Give up what is still being asked, and let go of the server."""
+        """Cancel requests in flight and close the connection."""
         for future in list(self._pending):
             future.cancel()
         if closed := self._closing():
             closed.result()
 
     def __enter__(self) -> Client:
-        """For `with`, which closes it."""
+        """Return the client; `with` closes it."""
         return self
 
     def __exit__(
@@ -92,7 +92,7 @@ class Client:
 
 
 class AsyncClient:
-    """The same for asyncio; nothing blocks the caller's loop.
+    """Client for asyncio; nothing blocks the caller's loop.
 
         async with await AsyncClient.connect() as client:
             async for row in client.assign(["photos/"]):
@@ -112,21 +112,21 @@ class AsyncClient:
         return cls(await asyncio.to_thread(Client, url, **options))
 
     async def answer(self, images: NDArray[np.uint8]) -> Answer:
-        """As `Client.answer`."""
+        """Ask as `Client.answer` does."""
         return await asyncio.wrap_future(self._client.submit(images))
 
     async def assign(self, images: Images, **options: Any) -> AsyncIterator[Prediction]:
-        """As `Client.assign`."""
+        """Yield rows as `Client.assign` does."""
         rows = await asyncio.to_thread(self._client.assign, images, **options)
         while (row := await asyncio.to_thread(next, rows, None)) is not None:
             yield row
 
     async def close(self) -> None:
-        """As `Client.close`."""
+        """Close as `Client.close` does."""
         await asyncio.to_thread(self._client.close)
 
     async def __aenter__(self) -> AsyncClient:
-        """For `async with`, which closes it."""
+        """Return the client; `async with` closes it."""
         return self
 
     async def __aexit__(
@@ -141,7 +141,7 @@ def _close(model: _ServedModel) -> Future[None]:
 
 
 class _ServedModel:
-    """What both clients drive, on the background loop."""
+    """A model on a server, asked on the background loop by both clients."""
 
     def __init__(self, connection: Connection, contract: Contract, concurrency: int) -> None:
         self.contract, self._connection = contract, connection
@@ -194,14 +194,14 @@ class _ServedModel:
         shaped = {output.name: array if output.shape else array.reshape(-1) for output, array in pairs}
         answer = Answer(**shaped)
         if wrong := _wrong(answer, len(images), self.contract.clusters):
-            raise ServerError(f"{self._connection.where} gave an answer that is no {wrong}", hint=CHECK_SERVER)
+            raise ServerError(f"{self._connection.where} answered with an invalid {wrong}", hint=CHECK_SERVER)
         return answer
 
 
 def _wrong(answer: Answer, images: int, clusters: int) -> str | None:
     """The name of an output that cannot be right."""
     if answer.probabilities.shape != (images, clusters) or not np.isfinite(answer.probabilities).all():
-        return "probabilities"
+        return "array of probabilities"
     if answer.fit is not None and (len(answer.fit) != images or not np.isin(answer.fit, range(len(FITS))).all()):
         return "fit"
     return None

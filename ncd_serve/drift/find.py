@@ -1,4 +1,4 @@
-"""Whether a batch of new images is like the images that a model found its clusters in.
+"""Drift of a batch of new images from the images that a model found its clusters in.
 
 Three questions, each answered by a difference that has to be both large and hardly possible by chance: are the
 clusters' shares the same, is the model as sure, and do as few images lie beyond the fences of their clusters?
@@ -34,7 +34,7 @@ _BINS = 10  # of the pictured confidences
 
 @dataclass(frozen=True)
 class Measure:
-    """One question: how different a batch is, and what would be the least to speak of."""
+    """One test: the difference of a batch, and the limit above which it counts as drift."""
 
     name: str
     meaning: str
@@ -43,7 +43,7 @@ class Measure:
 
     @property
     def drifted(self) -> bool:
-        """Whether this is more than chance and too much to ignore."""
+        """True if the difference is beyond its limit."""
         return self.difference > self.limit
 
 
@@ -70,7 +70,7 @@ class Drift:
 
     @property
     def drifted(self) -> bool:
-        """Whether any measure says so."""
+        """True if any measure drifted."""
         return any(measure.drifted for measure in self.measures)
 
 
@@ -147,7 +147,7 @@ def _confidences_differ(training: Floats, batch: Floats) -> Measure:
 
 
 def _fits_differ(training: Ids, batch: Ids) -> Measure:
-    """How many more are beyond a fence; chance is how far that share strays in samples of the training images."""
+    """Share of images beyond a fence, minus that of training; chance is its spread in samples of training images."""
     typical = FITS.index("typical")
     expected = float(((training != typical).sum() + 1) / (len(training) + 2))
     strays = np.random.default_rng(_SEED).binomial(len(batch), expected, _DRAWS) / len(batch) - expected

@@ -1,4 +1,4 @@
-"""What a gallery shows, wherever it comes from: images with their clusters, and what is known about them."""
+"""Images with their clusters, as a gallery shows them, read from a run, a bundle or rows."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ Kind = Literal["run", "bundle", "rows"]
 
 @dataclass(frozen=True)
 class GivenNames:
-    """What people have said about the clusters so far."""
+    """Names, merges and junk that people have given so far."""
 
     defaults: list[str]  # what every cluster is called while it has no name, by id
     names: dict[int, str] = field(default_factory=dict)

@@ -40,7 +40,7 @@ def page_data(
     kind: MapKind,
     where: Floats | None,
 ) -> dict[str, Any]:
-    """All that the script reads: images in the order of the sheets, column by column."""
+    """Data of the page's script: images in the order of the sheets, column by column."""
     naming = shown.naming
     order = [row for cluster in clusters for row in cluster.images]
     starts = [0, *accumulate(len(rows) for _, rows in parts(clusters))]
@@ -141,5 +141,5 @@ def _part(name: str) -> str:
 
 
 def _hash(text: str) -> str:
-    """As a content security policy names an inline script or style."""
+    """Hash of an inline script or style, as a content security policy names it."""
     return "sha256-" + base64.b64encode(hashlib.sha256(text.encode()).digest()).decode()

@@ -1,4 +1,4 @@
-"""Where each image is on the map: places in two dimensions in which near embeddings stay near."""
+"""Places of images on the map: two dimensions in which near embeddings stay near."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ _PCA_DIM = 50  # t-SNE's authors reduce to this first: distances stay, noise and
 
 
 class MapKind(str, Enum):
-    """How the map is drawn."""
+    """Method that draws the map."""
 
     PCA = "pca"
     TSNE = "tsne"

@@ -164,7 +164,7 @@ def _below(path: str, root: Path) -> str:
 
 
 def _place(path: str, root: Path, images: Path | None) -> Path:
-    """Where an image of the rows is: as it was named, or below the folder that the images are in now."""
+    """File of an image of the rows: as it was named, or below the folder that the images are in now."""
     if images is None:
         return Path(path)
     as_named = images / Path(path).relative_to(Path(path).anchor)
@@ -172,7 +172,7 @@ def _place(path: str, root: Path, images: Path | None) -> Path:
 
 
 def _with_model(shown: Collection, bundle: Bundle, progress: Progress) -> Collection:
-    """With embeddings; images that cannot be read any more join those without a cluster."""
+    """Add embeddings; images that cannot be read any more become failures."""
     answers = embed(bundle, shown.files, progress=progress)
     kept = [row for row, answer in enumerate(answers) if not isinstance(answer, str)]
     gone = [(shown.paths[row], answer) for row, answer in enumerate(answers) if isinstance(answer, str)]

@@ -34,7 +34,7 @@ _DAMAGE = (tarfile.TarError, zipfile.BadZipFile, zlib.error, lzma.LZMAError, EOF
 
 
 class Archive(Protocol):
-    """What is asked of an archive: a `Path` has it, and a file elsewhere can."""
+    """Methods that an archive needs: a `Path` has them, and a file elsewhere can."""
 
     @property
     def name(self) -> str:
@@ -47,12 +47,12 @@ class Archive(Protocol):
 
 
 def is_archive(path: Archive) -> bool:
-    """Whether a file's name says that it is an archive."""
+    """Return whether a file is an archive, by its name."""
     return path.name.lower().endswith((".zip", *_TARS))
 
 
 def count_images(archive: Archive) -> int | None:
-    """How many images an archive has, if that is cheap to know; DataError if it is no archive or has none.
+    """Number of images in an archive, if that is cheap to know; DataError if it is no archive or has none.
 
     The archive is closed again.
     """

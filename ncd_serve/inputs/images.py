@@ -1,4 +1,4 @@
-"""Images that a user names: files, those in folders, and how each is come by."""
+"""Images that a user names: files, images in folders, and images in memory."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ SUFFIXES = frozenset({".jpg", ".jpeg", ".png", ".webp", ".bmp", ".gif", ".tif", 
 
 
 class Source(NamedTuple):
-    """One image: the path that its row gets, and how to come by its file or bytes (a DataError says why not)."""
+    """One image: the path of its row, and a function that returns its file, bytes or pixels, or raises DataError."""
 
     path: str
     read: Callable[[], Path | bytes | Image.Image]
@@ -36,7 +36,7 @@ class Source(NamedTuple):
 
     @classmethod
     def broken(cls, path: str, reason: str) -> Source:
-        """What should have been an image."""
+        """An image that cannot be read, for the reason."""
 
         def read() -> bytes:
             raise DataError(reason)
@@ -82,5 +82,5 @@ def images_in(folder: Path) -> list[Path]:
 
 
 def is_image(path: PurePath) -> bool:
-    """Whether the name of a file, below the folder that was named, says that it is an image; hidden ones are not."""
+    """Return whether a file is an image, by its name below the folder that was named; hidden ones are not."""
     return path.suffix.lower() in SUFFIXES and not any(part.startswith(".") for part in path.parts)

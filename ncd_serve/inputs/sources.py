@@ -1,4 +1,4 @@
-"""Which images are meant by what a user names: files, folders, patterns, archives, a list on stdin, URLs."""
+"""Find the images that a user names: files, folders, patterns, archives, a list on stdin, URLs, images in memory."""
 
 from __future__ import annotations
 
@@ -82,7 +82,7 @@ def _joined(parts: Iterable[Sources]) -> Sources:
 
 
 def matching(word: str) -> list[Path]:
-    """What a path or a pattern means; one that means nothing is a path."""
+    """Paths that match a pattern; a word that matches nothing is a path itself."""
     # What exists is meant as it is, also when its name looks like a pattern. Path.glob takes no absolute patterns.
     matches = [] if Path(word).exists() else sorted(glob(word, recursive=True))  # noqa: PTH207
     return [Path(match) for match in matches or [word]]
@@ -96,7 +96,7 @@ def listed() -> Iterator[str]:
 
 
 def _listed(allow_urls: bool) -> Iterator[Source]:
-    """One image for each line of standard input; a line that names none becomes a row that says so."""
+    """One image for each line of standard input; a line that names none becomes a row with the reason."""
     for text in listed():
         if not _URL.match(text):
             yield Source.of(Path(text))

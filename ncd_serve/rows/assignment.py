@@ -1,4 +1,4 @@
-"""From images to rows, through any runner: decode ahead in threads, keep requests in flight, keep the order."""
+"""Turn images into rows with any runner: decode ahead in threads, keep requests in flight, keep the order."""
 
 from __future__ import annotations
 

@@ -35,7 +35,7 @@ def check_format(target: Path) -> None:
 
 
 def partial_path(target: Path) -> Path:
-    """Where the rows of an unfinished table are, as JSON lines whatever the table's kind."""
+    """File with the rows of an unfinished table: JSON lines, whatever the table's kind."""
     return target.with_name(f"{target.name}.partial.jsonl")
 
 

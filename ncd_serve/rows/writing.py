@@ -94,12 +94,15 @@ def _rows(sources: Sources, runner: Runner, options: RowOptions) -> Generator[Pr
 
 
 def _is_complete(target: Path, *, resume: bool) -> bool:
-    """Whether nothing is left to resume; raises UsageError for a target that must not be written."""
+    """Return whether nothing is left to resume; raise UsageError for a target that must not be written."""
     check_format(target)
     partial = partial_path(target)
     begun = partial.exists() and partial.stat().st_size > 0
     if begun and not resume:
-        raise UsageError(f"{partial} holds rows of an unfinished run", hint="--resume goes on, rm starts over")
+        raise UsageError(
+            f"{partial} holds rows of an unfinished run",
+            hint="continue it with --resume, or remove the file to start over",
+        )
     return resume and not begun and target.exists()
 
 
@@ -108,7 +111,7 @@ def _keep(rows: Iterable[Prediction], target: Path, finished: int, counts: Count
         write_rows(rows, target, resume=finished > 0)
     except BaseException:
         if kept := finished + counts.total():
-            progress.say(f"{kept} rows are kept in {partial_path(target)}: --resume goes on")
+            progress.say(f"{kept} rows are kept in {partial_path(target)}: continue with --resume")
         raise
     before = f"{finished} from before" if finished else ""
     progress.say(f"{finished + counts.total()} rows in {target} ({summarise(counts, before)})")

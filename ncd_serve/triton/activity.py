@@ -1,4 +1,4 @@
-"""What a server is doing, live on a terminal, or a line a minute where there is none."""
+"""Show the requests of a server: live on a terminal, a line a minute elsewhere."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ class ActivityDisplay:
         self._before, self._then = server.activity(), time.monotonic()
 
     def __enter__(self) -> ActivityDisplay:
-        """Begin."""
+        """Start the display."""
         if self._live:
             self._live.start()
         return self

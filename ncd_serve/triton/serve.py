@@ -173,7 +173,7 @@ def serve_until_stopped(
             with nullcontext() if options.quiet else ActivityDisplay(server, progress.console) as display:
                 supervisor.run(updates=updates, show=display.update if display else lambda: None)
     finally:
-        with progress.status("stopping Triton: requests that are under way may finish (Ctrl-C drops them)"):
+        with progress.status("stopping Triton: requests in flight may finish (Ctrl-C drops them)"):
             server.stop()
 
 
@@ -207,7 +207,7 @@ def _chosen_model(repository: Path, wanted: str | None) -> str:
 
 
 def greeting(server: TritonServer, repository: Path, how_to_stop: str) -> str:
-    """Where the server listens, and a line for every way to ask it."""
+    """Message of a ready server: its addresses, and a line for every way to ask it."""
     name = _chosen_model(repository, None)
     model = "" if name == DEFAULT_MODEL else f" --model-name {name}"
     keyword = "" if name == DEFAULT_MODEL else f', model="{name}"'

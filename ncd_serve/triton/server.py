@@ -150,7 +150,7 @@ class TritonServer:
             time.sleep(POLL_SECONDS)
 
     def is_running(self) -> bool:
-        """Whether the process that was started is still there."""
+        """Return whether the process that was started still runs."""
         return self._run is not None and not has_exited(self._run.process)
 
     @property
@@ -160,11 +160,11 @@ class TritonServer:
 
     @property
     def headers(self) -> dict[str, str]:
-        """What a request has to carry to be let through all restrictions."""
+        """Headers that let a request through all restrictions."""
         return {**self._options.headers(), **({KEY_HEADER: self._key} if self._key else {})}
 
     def activity(self) -> dict[str, Activity]:
-        """What each model has done."""
+        """Activity of each model."""
         return read_activity(self._url(self._host, self._started().ports.metrics))
 
     def _failure(self, what: str) -> ServerError:

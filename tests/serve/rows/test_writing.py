@@ -64,7 +64,9 @@ def test_an_interrupted_file_is_resumed_and_each_image_asked_once(photos: list[P
     target, first = tmp_path / "rows.csv", Job(FailingRunner())
     with pytest.raises(ServerError, match="gone"):
         first.save(photos, target)
-    assert f"8 rows are kept in {partial_path(target)}: --resume goes on" in first.said.getvalue().replace("\n", "")
+    assert f"8 rows are kept in {partial_path(target)}: continue with --resume" in first.said.getvalue().replace(
+        "\n", ""
+    )
     with pytest.raises(UsageError, match="holds rows of an unfinished run"):
         first.save(photos, target)
     with pytest.raises(DataError, match="row 1 of"):
