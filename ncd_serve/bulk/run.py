@@ -32,7 +32,7 @@ class RayOptions(NamedTuple):
 
 
 def assign_in_bulk(
-    images: Sequence[str],
+    images: Sequence[str | Path],
     bundle: str | Path,
     *,
     target: str,
@@ -49,7 +49,7 @@ def assign_in_bulk(
 
     opened, folder = Bundle.read(bundle), Folder(target)
     asked = {**vars(options), "block": ray.block or _BLOCK}
-    order = Order.of(opened.manifest, sources=list(images), **asked)
+    order = Order.of(opened.manifest, sources=list(map(str, images)), **asked)
     plan = check_folder(folder, order, resume=resume) or _plan(folder, order)
     before = len(finished(folder))
     if before == plan.blocks:

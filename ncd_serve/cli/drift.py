@@ -26,12 +26,10 @@ def drift(
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
 ) -> None:
     """Check a batch of new images for drift from the training images."""
-    from ncd_serve.bundle import Bundle
     from ncd_serve.drift.find import find_drift
     from ncd_serve.drift.plot import draw_drift
-    from ncd_serve.rows.tables import read_rows
 
-    found = find_drift(read_rows(rows), Bundle.read(bundle))
+    found = find_drift(rows, bundle)
     target = plot or rows.with_name(f"{rows.name}.drift.svg")
     draw_drift(found, target, title=rows.name)
     if as_json:

@@ -11,10 +11,9 @@ import typer
 from rich.markup import escape
 from rich.table import Column, Table
 
-from ncd_serve.cli import extras
 from ncd_serve.cli.console import messages, out
 from ncd_serve.cli.options import ModelName
-from ncd_serve.errors import UsageError
+from ncd_serve.errors import UsageError, needs_extra
 
 if TYPE_CHECKING:
     from ncd_serve.naming import ClusterState, Naming
@@ -42,9 +41,10 @@ def apply(
         raise UsageError(f"{names} does not say which bundle it is for", hint="add --bundle RUN/bundle")
     opened = Bundle.read(folder)
     naming = apply_names(opened.manifest, wanted)
-    rename = extras.load("ncd_export.rename", extra="export")
+    with needs_extra("export"):
+        from ncd_export.rename import rename_bundle
     with messages.status("writing the named model"):
-        named, version = rename.rename_bundle(opened, naming, repository=repository, name=model_name, keep=keep)
+        named, version = rename_bundle(opened, naming, repository=repository, name=model_name, keep=keep)
     _note_same_names(naming)
     counts = Counter(cluster.state for cluster in cluster_states(named.manifest))
     parts = [f"{counts[state]} {state}" for state in get_args(State) if counts[state]]

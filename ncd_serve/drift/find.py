@@ -9,17 +9,19 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from ncd_serve.bundle import Bundle
 from ncd_serve.errors import DataError
 from ncd_serve.fit import FITS
+from ncd_serve.rows.tables import read_rows
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
-    from ncd_serve.bundle import Bundle
     from ncd_serve.prediction import Prediction
 
     Ids = NDArray[np.integer[Any]]
@@ -74,8 +76,17 @@ class Drift:
         return any(measure.drifted for measure in self.measures)
 
 
-def find_drift(rows: Sequence[Prediction], bundle: Bundle) -> Drift:
-    """Compare rows with the bundle's own images; DataError when there are too few, or they are another model's."""
+def find_drift(rows: Sequence[Prediction] | str | Path, bundle: Bundle | str | Path) -> Drift:
+    """Compare rows with the images of a bundle; DataError when there are too few, or they are another model's.
+
+    Rows are predictions or a file of them.
+    """
+    rows = read_rows(rows) if isinstance(rows, (str, Path)) else rows
+    bundle = bundle if isinstance(bundle, Bundle) else Bundle.read(bundle)
+    return _compare(rows, bundle)
+
+
+def _compare(rows: Sequence[Prediction], bundle: Bundle) -> Drift:
     answered = [row for row in rows if row.status != "error"]
     _check(answered, bundle)
     manifest, reference = bundle.manifest, bundle.reference()

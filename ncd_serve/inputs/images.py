@@ -30,7 +30,10 @@ class Source(NamedTuple):
 
     @classmethod
     def in_memory(cls, image: InMemory, number: int) -> Source:
-        """An image without a file: a PIL image, or an array uint8 [H, W, 3]; its row gets the path `image-NUMBER`."""
+        """An image without a file: a PIL image, or an array uint8 [H, W, 3]; its row gets the path `image-NUMBER`.
+
+        It is used in full size. Large JPEG files are decoded at a fraction of it, so their pixels differ a little.
+        """
         held = image if isinstance(image, Image.Image) else _from_array(image)
         return cls(f"image-{number}", lambda: held)
 

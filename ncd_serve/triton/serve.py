@@ -52,8 +52,7 @@ def serve(
             rows = list(server.client.assign(["new/"]))
 
     Without `with`, the server runs until its `stop` is called or this process ends. Ports that are left out are free
-    ones, so that several servers can run. `model` is the one that the client asks; by default the repository's only
-    model, or the one that `ncd-serve export` writes. Raises NcdError when the server cannot be started.
+    ones, so that several servers can run. `model` is the one that `client` asks; by default the exported one.
     """
     folder = Path(repository)
     asked = _chosen_model(folder, model)
