@@ -63,8 +63,9 @@ class Names(_Strict):
     clusters: dict[int, ClusterEntry]
 
     @classmethod
-    def read(cls, path: Path) -> Names:
+    def read(cls, path: str | Path) -> Names:
         """Open the file; DataError says what is wrong with it."""
+        path = Path(path)
         try:
             return cls.model_validate_json(path.read_bytes())
         except OSError as error:

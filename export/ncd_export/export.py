@@ -29,7 +29,7 @@ from ncd_export.repository import add_to_repository, check_place, check_writable
 from ncd_export.triton_config import MAX_BATCH, THIS_CPU, Hardware
 from ncd_export.verify import Agreement, Images, Verification, compare_precisions, verify
 from ncd_serve.bundle import CARD, HASHED, LABELS, MANIFEST, MODEL, VERIFICATION, Bundle, BundleManifest
-from ncd_serve.contract import Precision
+from ncd_serve.contract import DEFAULT_MODEL, Precision
 from ncd_serve.errors import DataError
 from ncd_serve.files import atomic_directory, sha256, write_json, write_text
 from ncd_serve.preprocess import load_array
@@ -70,9 +70,16 @@ class Exported(NamedTuple):
 
 
 def export_run(
-    setup: Setup, run: RunDir, *, out: Path, repository: Path, name: str, options: ExportOptions | None = None
+    setup: Setup,
+    run: RunDir,
+    *,
+    out: str | Path,
+    repository: str | Path,
+    name: str = DEFAULT_MODEL,
+    options: ExportOptions | None = None,
 ) -> Exported:
     """Write the bundle and add it to the repository, or leave both as they were."""
+    out, repository = Path(out), Path(repository)
     options = options or ExportOptions()
     options.check()
     check_place(repository, name)
@@ -86,14 +93,10 @@ def export_run(
         graph = ExportGraph(state.model, reference.limits()).cpu().eval()
         manifest = _describe(setup, run, options, state, checkpoint=reference.checkpoint)
         verification, agreement = _write_model(graph, folder / MODEL, manifest, setup, options)
-        compared = {**verification.as_dict(), "agreement": asdict(agreement) if agreement else None}
-        write_json(folder / VERIFICATION, compared)
-        write_text(folder / LABELS, "".join(f"{label}\n" for label in manifest.cluster_names))
         # Scores are those of the finished run.
         scored = options.checkpoint is None and state.epoch == planned
         write_text(folder / CARD, render_card(manifest, setup, run.read_summary(), agreement, scored=scored))
-        hashes = {file: sha256(folder / file) for file in (*HASHED, REFERENCE)}
-        write_text(folder / MANIFEST, manifest.model_copy(update={"sha256": hashes}).model_dump_json(indent=2) + "\n")
+        _write_facts(folder, manifest, verification, agreement)
         if keep_names(out, Bundle.read(folder)):
             setup.console.print("the clusters keep the names, merges and junk that the bundle had")
         version_folder = add_to_repository(
@@ -105,6 +108,17 @@ def export_run(
             keep=options.keep,
         )
     return Exported(Bundle.read(out), version_folder, verification, agreement)
+
+
+def _write_facts(
+    folder: Path, manifest: BundleManifest, verification: Verification, agreement: Agreement | None
+) -> None:
+    """Write verification, labels and, last of all, the manifest with the hashes of all other files."""
+    compared = {**verification.as_dict(), "agreement": asdict(agreement) if agreement else None}
+    write_json(folder / VERIFICATION, compared)
+    write_text(folder / LABELS, "".join(f"{label}\n" for label in manifest.cluster_names))
+    hashes = {file: sha256(folder / file) for file in (*HASHED, REFERENCE)}
+    write_text(folder / MANIFEST, manifest.model_copy(update={"sha256": hashes}).model_dump_json(indent=2) + "\n")
 
 
 def _write_reference(setup: Setup, run: RunDir, state: TrainState, options: ExportOptions, target: Path) -> Reference:

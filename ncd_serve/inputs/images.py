@@ -24,9 +24,9 @@ class Source(NamedTuple):
     read: Callable[[], Path | bytes | Image.Image]
 
     @classmethod
-    def of(cls, path: Path) -> Source:
+    def of(cls, path: str | Path) -> Source:
         """A file on disk."""
-        return cls(printable(path), lambda: path)
+        return cls(printable(path), lambda: Path(path))
 
     @classmethod
     def in_memory(cls, image: InMemory, number: int) -> Source:

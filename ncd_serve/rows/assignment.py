@@ -78,7 +78,7 @@ def _sources(images: Iterable[str | Path | Source | InMemory]) -> Iterator[Sourc
         elif isinstance(image, (Image.Image, np.ndarray)):
             yield Source.in_memory(image, next(numbers))
         else:
-            yield Source.of(Path(image))
+            yield Source.of(image)
 
 
 def _load(sources: Iterable[Source], spec: PreprocessSpec, decoders: ThreadPoolExecutor) -> Iterator[_Loading]:
