@@ -61,6 +61,11 @@ class Client:
 
     def submit(self, images: NDArray[np.uint8]) -> Future[Answer]:
         """Ask as `answer` does, without waiting."""
+        if not self._closing.alive:
+            raise UsageError(
+                "the connection to the server is closed",
+                hint="rows come one by one: read them inside the `with` block, e.g. rows = list(client.assign(images))",
+            )
         future = in_background(self._model.answer(images))
         self._pending.add(future)
         future.add_done_callback(self._pending.discard)

@@ -56,6 +56,14 @@ def test_files_pil_images_and_arrays_get_the_same_answer(repository: Path, photo
     assert len(answers) == 1 and answers.pop()[0] == "ok"
 
 
+def test_rows_that_are_read_too_late_say_so(repository: Path, photo: Path) -> None:
+    with serve(repository) as server:
+        rows = server.client.assign([photo])
+    with pytest.raises(UsageError, match="is closed") as raised:
+        list(rows)
+    assert "list(client.assign(images))" in str(raised.value.hint)
+
+
 def test_mistakes_are_errors_with_a_hint_and_leave_no_server(repository: Path, tmp_path: Path) -> None:
     wrong = [
         (tmp_path / "none", {}, DataError, "cannot read"),
