@@ -19,8 +19,8 @@ if TYPE_CHECKING:
 
 Fit = Literal["typical", "unusual", "outlier"]
 FITS: tuple[Fit, ...] = get_args(Fit)
-_INNER, _OUTER = 1.5, 3.0  # interquartile ranges beyond a quartile, as Tukey drew them
-_FEW = 12  # images below which a cluster's own quartiles are not worth much: all clusters' are taken
+_INNER_FENCE, _OUTER_FENCE = 1.5, 3.0  # interquartile ranges beyond a quartile, as Tukey drew them
+_MIN_OWN_IMAGES = 12  # images below which a cluster's own quartiles are not worth much: all clusters' are taken
 
 
 @dataclass(frozen=True)
@@ -50,11 +50,11 @@ def calibrate(embeddings: Floats, cluster_ids: Ids, confidences: Floats, *, clus
     limits = np.empty((3, clusters), np.float32)
     for number in range(clusters):
         mine = cluster_ids == number
-        if mine.sum() < _FEW:
+        if mine.sum() < _MIN_OWN_IMAGES:
             mine = np.ones_like(mine)
-        limits[0, number] = _fence(distances[mine], _INNER)
-        limits[1, number] = _fence(distances[mine], _OUTER)
-        limits[2, number] = -_fence(-odds[mine], _INNER)
+        limits[0, number] = _fence(distances[mine], _INNER_FENCE)
+        limits[1, number] = _fence(distances[mine], _OUTER_FENCE)
+        limits[2, number] = -_fence(-odds[mine], _INNER_FENCE)
     return FitLimits(centres, *limits)
 
 

@@ -25,7 +25,7 @@ from ncd_export.graph import ExportGraph
 from ncd_export.model_card import render_card
 from ncd_export.precision import PRECISIONS, PrecisionKind, precision_for
 from ncd_export.rename import keep_names
-from ncd_export.repository import add_to_repository, check_place, check_writable, told_if_it_cannot_be_written
+from ncd_export.repository import add_to_repository, check_place, check_writable, disk_errors_as_data_errors
 from ncd_export.triton_config import MAX_BATCH, THIS_CPU, Hardware
 from ncd_export.verify import Agreement, Images, Verification, compare_precisions, verify
 from ncd_serve.bundle import CARD, HASHED, LABELS, MANIFEST, MODEL, VERIFICATION, Bundle, BundleManifest
@@ -88,7 +88,7 @@ def export_run(
     planned = setup.config.optim.epochs
     if state.epoch < planned:
         setup.console.print(f"this is the state after {state.epoch} of {planned} epochs", style="yellow")
-    with told_if_it_cannot_be_written(out), atomic_directory(out) as folder:
+    with disk_errors_as_data_errors(out), atomic_directory(out) as folder:
         reference = _write_reference(setup, run, state, options, folder / REFERENCE)
         graph = ExportGraph(state.model, reference.limits()).cpu().eval()
         manifest = _describe(setup, run, options, state, checkpoint=reference.checkpoint)

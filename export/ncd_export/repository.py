@@ -74,7 +74,7 @@ def check_writable(folder: Path) -> None:
 
 
 @contextmanager
-def told_if_it_cannot_be_written(bundle: Path) -> Iterator[None]:
+def disk_errors_as_data_errors(bundle: Path) -> Iterator[None]:
     """Turn what the disk refuses into DataError; for blocks that leave all as it was when they fail."""
     try:
         yield

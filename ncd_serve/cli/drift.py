@@ -16,7 +16,7 @@ from ncd_serve.cli.console import messages, out
 if TYPE_CHECKING:
     from ncd_serve.drift.find import Drift
 
-_CHANGED = 5  # clusters whose shares are printed
+_MAX_CLUSTERS_PRINTED = 5  # clusters whose shares are printed
 
 
 def drift(
@@ -52,7 +52,7 @@ def _show(found: Drift) -> None:
         verdict = "[red]drifted[/red]" if measure.drifted else "[green]ok[/green]"
         table.add_row(measure.name, f"{measure.difference:.3f}", f"{measure.limit:.3f}", verdict, measure.meaning)
     out.print(table)
-    changed = sorted(found.shares, key=lambda share: -abs(share.batch - share.training))[:_CHANGED]
+    changed = sorted(found.shares, key=lambda share: -abs(share.batch - share.training))[:_MAX_CLUSTERS_PRINTED]
     table = Table("cluster", "name", "share in training", "share now", title="changed most", title_justify="left")
     for share in changed:
         table.add_row(str(share.cluster_id), escape(share.name), f"{share.training:.3f}", f"{share.batch:.3f}")

@@ -12,14 +12,14 @@ from rich.table import Column, Table
 
 from ncd_serve.cli.console import messages, out
 
-_MOST = 1e15  # of anything: infinity cannot be planned for
+_MAX_NUMBER = 1e15  # of anything: infinity cannot be planned for
 
 
 def plan(
     bundle: Annotated[Path, typer.Option(help="The bundle to be served.")],
     sample: Annotated[Path, typer.Option(help="A folder of typical images, to measure with.")],
-    images_per_day: Annotated[float, typer.Option(min=1.0, max=_MOST, help="Images per day, e.g. 1e9.")],
-    peak: Annotated[float, typer.Option(min=1.0, max=_MOST, help="Peak load over average load.")] = 2.0,
+    images_per_day: Annotated[float, typer.Option(min=1.0, max=_MAX_NUMBER, help="Images per day, e.g. 1e9.")],
+    peak: Annotated[float, typer.Option(min=1.0, max=_MAX_NUMBER, help="Peak load over average load.")] = 2.0,
     utilisation: Annotated[
         float, typer.Option(min=0.05, max=0.95, help="Highest share of time that cores and GPUs may be busy.")
     ] = 0.7,
@@ -28,7 +28,7 @@ def plan(
         float | None, typer.Option(min=0.1, help="Measured images per second of one GPU: plan with GPUs.")
     ] = None,
     training_images: Annotated[
-        float, typer.Option(min=0.0, max=_MOST, help="Also plan the cached views of a training run.")
+        float, typer.Option(min=0.0, max=_MAX_NUMBER, help="Also plan the cached views of a training run.")
     ] = 0.0,
     views: Annotated[int, typer.Option(min=1, help="Cached views of each training image.")] = 8,
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,

@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 
 # In this order, in one scope.
 SCRIPTS = ("data", "sheets", "naming", "tiles", "cards", "detail", "filter", "map", "matrix", "keys", "main")
-_MOST_FAILURES = 200  # listed; all are counted
+_MAX_FAILURES_LISTED = 200  # listed; all are counted
 
 
 def page_data(
@@ -69,7 +69,7 @@ def page_data(
         "images": _image_data(shown, order, central, where),
         "background": [_rounded(axis, 4) for axis in where[len(order) :].T] if where is not None else [[], []],
         "confusion": confusion_data(shown, [cluster.number for cluster in clusters]),
-        "failures": [[printable(path), error] for path, error in shown.failures[:_MOST_FAILURES]],
+        "failures": [[printable(path), error] for path, error in shown.failures[:_MAX_FAILURES_LISTED]],
         "failed": len(shown.failures),
     }
 

@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
     from ncd_serve.prediction import Prediction
 
-_MOST_BACKGROUND = 2000  # enough to see where training images lie
+_MAX_BACKGROUND_IMAGES = 2000  # enough to see where training images lie
 
 
 def read_source(
@@ -189,7 +189,7 @@ def _with_model(shown: Collection, bundle: Bundle, progress: Progress) -> Collec
         confidences=confidences,
         fits=reference.limits().judge(embeddings, ids, confidences) if shown.fits is None else shown.fits[kept],
         embeddings=embeddings,
-        background=reference.embeddings[:: -(-len(reference.embeddings) // _MOST_BACKGROUND)],
+        background=reference.embeddings[:: -(-len(reference.embeddings) // _MAX_BACKGROUND_IMAGES)],
         rivals=None,
         known_ids=_by_cluster(reference),
         known_classes=reference.known_classes,
