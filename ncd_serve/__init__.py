@@ -14,6 +14,7 @@ if TYPE_CHECKING:
     from ncd_serve.prediction import Prediction
     from ncd_serve.rows.assignment import assign_images
     from ncd_serve.runners import OnnxRunner
+    from ncd_serve.triton.serve import serve
 
 __version__ = "0.1.0"
 __all__ = [
@@ -27,6 +28,7 @@ __all__ = [
     "__version__",
     "assign_images",
     "find_sources",
+    "serve",
 ]
 
 # Imported when first asked for: the command line must not wait for gRPC to show its help.
@@ -40,6 +42,7 @@ _HOMES = {
     "Source": "inputs.images",
     "assign_images": "rows.assignment",
     "find_sources": "inputs.sources",
+    "serve": "triton.serve",
 }
 
 

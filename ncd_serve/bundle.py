@@ -33,7 +33,7 @@ class _Schema(BaseModel):
 
 
 class BundleManifest(BaseModel):
-    """What `bundle.json` holds."""
+    """Content of `bundle.json`."""
 
     model_config = ConfigDict(frozen=True, extra="forbid")
 
@@ -77,8 +77,9 @@ class Bundle:
         return found
 
     @classmethod
-    def read(cls, folder: Path) -> Bundle:
+    def read(cls, folder: str | Path) -> Bundle:
         """Open a bundle, or raise DataError: missing, of a newer schema, damaged or changed."""
+        folder = Path(folder)
         path = folder / MANIFEST
         if not path.is_file():
             raise DataError(f"{folder} is not a bundle: it has no {MANIFEST}", hint="ncd-serve export RUN makes one")

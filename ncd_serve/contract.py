@@ -1,27 +1,88 @@
-"""What a served model has to be like for our clients, read from its configuration."""
+"""The contract of a served model: its outputs, precisions and configuration, as export writes and clients read them."""
 
 from __future__ import annotations
 
-from typing import Any, NamedTuple
+from collections.abc import Iterable
+from enum import Enum
+from typing import Any, Literal, NamedTuple
 
+import numpy as np
 from pydantic import ValidationError
 
 from ncd_serve.errors import ServerError
 from ncd_serve.preprocess import PreprocessSpec
 
+DEFAULT_MODEL = "ncd_global"  # name of a model in a repository
+DEFAULT_URL = "grpc://127.0.0.1:8001"
 # Parameters of config.pbtxt with this prefix are facts for clients; no backend acts on them.
 FACT_PREFIX = "ncd_"
 PREPROCESS_FACT = f"{FACT_PREFIX}preprocess"
 THREADS = "intra_op_thread_count"  # which the onnxruntime backend does act on
 
 
+class Precision(str, Enum):
+    """Bits of weights and activations; `ncd_export.precision` says how each is made."""
+
+    FP32 = "fp32"
+    FP16 = "fp16"
+    INT8 = "int8"
+
+    def __str__(self) -> str:
+        """The word that users type."""
+        return self.value
+
+
+class Output(NamedTuple):
+    """An output of the served graph."""
+
+    name: str
+    dtype: Literal["INT64", "FP32", "BOOL"]  # as Triton calls it
+    shape: tuple[Literal["clusters", "features"], ...]  # without the batch
+    compared: Literal["exact", "measured", "not"]  # how verification compares it with the trained model
+    merged: bool  # whether a merge of clusters changes it
+    in_rows: bool = False  # whether clients ask for it: columns of rows are made of it
+    optional: bool = False  # whether a model can be without it
+
+    @property
+    def numpy_dtype(self) -> np.dtype[Any]:
+        """The same type in numpy."""
+        return np.dtype({"INT64": "int64", "FP32": "float32", "BOOL": "bool"}[self.dtype])
+
+    @property
+    def kind(self) -> str:
+        """Type and shape, as messages show them."""
+        return f"TYPE_{self.dtype} [{', '.join(self.shape)}]"
+
+
+# In the order in which the graph answers. A new output is a row here and its computation in `ncd_export.graph`; one
+# that clients ask for is also a field of `runners.Answer`.
+OUTPUTS = (
+    Output("cluster_id", "INT64", (), compared="exact", merged=True),
+    Output("confidence", "FP32", (), compared="measured", merged=True),
+    Output("probabilities", "FP32", ("clusters",), compared="measured", merged=True, in_rows=True),
+    Output("embedding", "FP32", ("features",), compared="measured", merged=False),
+    # Known classes first, then clusters; in models that tell known classes from novel ones.
+    Output("class_id", "INT64", (), compared="exact", merged=True, optional=True),
+    Output("is_novel", "BOOL", (), compared="exact", merged=True, optional=True),
+    # Numbers into `fit.FITS`; not in models of older versions. It follows from embedding and confidence: at its limits
+    # the smallest difference would count as a mistake.
+    Output("fit", "INT64", (), compared="not", merged=False, in_rows=True, optional=True),
+)
+
+
+def outputs_in_rows(offered: Iterable[str]) -> tuple[Output, ...]:
+    """The outputs that rows are made of, without the optional ones that a model does not offer."""
+    names = set(offered)
+    return tuple(output for output in OUTPUTS if output.in_rows and (not output.optional or output.name in names))
+
+
 class Contract(NamedTuple):
-    """What a client has to know to ask a model."""
+    """Facts that a client needs to ask a model."""
 
     preprocess: PreprocessSpec
     max_batch: int
     clusters: int
-    tells_fit: bool  # models of older versions do not
+    outputs: tuple[Output, ...]  # to ask for
 
 
 def read_contract(config: dict[str, Any], where: str) -> Contract:
@@ -40,14 +101,21 @@ def read_contract(config: dict[str, Any], where: str) -> Contract:
     inputs = {entry["name"]: _kind(entry) for entry in config.get("input", [])}
     if inputs != {"image": f"TYPE_UINT8 [{side}, {side}, 3]"}:
         raise _broken(where, f"it takes {_listed(inputs)}, not image TYPE_UINT8 [{side}, {side}, 3]")
-    outputs = {entry["name"]: entry for entry in config.get("output", [])}
-    probabilities = outputs.get("probabilities", {})
-    clusters = [int(size) for size in probabilities.get("dims", [])]
-    if probabilities.get("data_type") != "TYPE_FP32" or len(clusters) != 1 or clusters[0] < 1:
-        kinds = {name: _kind(entry) for name, entry in outputs.items()}
-        raise _broken(where, f"it answers with {_listed(kinds)}, not with probabilities TYPE_FP32 [clusters]")
-    tells_fit = outputs.get("fit", {}).get("data_type") == "TYPE_INT64"
-    return Contract(preprocess, max_batch, clusters[0], tells_fit)
+    declared = {entry["name"]: entry for entry in config.get("output", [])}
+    outputs = outputs_in_rows(output.name for output in OUTPUTS if _keeps(output, declared.get(output.name)))
+    for output in outputs:
+        if not _keeps(output, declared.get(output.name)):
+            kinds = {name: _kind(entry) for name, entry in declared.items()}
+            raise _broken(where, f"it answers with {_listed(kinds)}, not with {output.name} {output.kind}")
+    return Contract(preprocess, max_batch, int(declared["probabilities"]["dims"][0]), outputs)
+
+
+def _keeps(output: Output, entry: dict[str, Any] | None) -> bool:
+    """Return whether a configuration declares an output by the table; one value for each image is [1] in Triton."""
+    if entry is None or entry.get("data_type") != f"TYPE_{output.dtype}":
+        return False
+    sizes = [int(size) for size in entry.get("dims", [])]
+    return len(sizes) == len(output.shape or (1,)) and min(sizes) > 0
 
 
 def _kind(entry: dict[str, Any]) -> str:

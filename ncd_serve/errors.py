@@ -12,11 +12,12 @@ An interrupted command ends with 130. Each error says what is wrong; its hint sa
 
 from __future__ import annotations
 
+from contextlib import contextmanager
 from difflib import get_close_matches
 from typing import TYPE_CHECKING, ClassVar
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
+    from collections.abc import Iterable, Iterator
 
 
 class NcdError(Exception):
@@ -62,6 +63,17 @@ class MissingExtraError(NcdError):
     def of(cls, extra: str, missing: str) -> MissingExtraError:
         """The usual form: which package is missing and the command that brings it."""
         return cls(f"this needs {missing}, which is not installed", hint=f"pip install 'ncd-serve[{extra}]'")
+
+
+@contextmanager
+def needs_extra(extra: str) -> Iterator[None]:
+    """Turn a failed import of a package that is not installed into MissingExtraError."""
+    try:
+        yield
+    except ModuleNotFoundError as error:
+        if error.name is None or error.name.startswith("ncd_"):
+            raise
+        raise MissingExtraError.of(extra, error.name) from None
 
 
 def did_you_mean(word: str, known: Iterable[str]) -> str:

@@ -5,8 +5,8 @@ from __future__ import annotations
 import hashlib
 import json
 import os
+import secrets
 import shutil
-import tempfile
 from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -18,13 +18,13 @@ if TYPE_CHECKING:
 @contextmanager
 def atomic_path(target: Path) -> Iterator[Path]:
     """Yield a path beside `target` to write to; it takes the target's place when the block ends well."""
-    target.parent.mkdir(parents=True, exist_ok=True)
-    handle, name = tempfile.mkstemp(dir=target.parent, prefix=f".{target.name}.")
-    os.close(handle)
-    temporary = Path(name)
+    temporary = _beside(target)
+    # The kernel takes the process's mask from the mode. To ask for the mask is to change it, for all threads.
+    os.close(os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o666))
     try:
+        mode = temporary.stat().st_mode
         yield temporary
-        temporary.chmod(0o666 & ~_umask())
+        temporary.chmod(mode)
         _sync(temporary)
         temporary.replace(target)
     finally:
@@ -34,12 +34,13 @@ def atomic_path(target: Path) -> Iterator[Path]:
 @contextmanager
 def atomic_directory(target: Path) -> Iterator[Path]:
     """Yield an empty directory beside `target`; it replaces the target when the block ends well."""
-    target.parent.mkdir(parents=True, exist_ok=True)
-    fresh = Path(tempfile.mkdtemp(dir=target.parent, prefix=f".{target.name}."))
+    fresh = _beside(target)
+    fresh.mkdir(0o777)
     retired = fresh.with_name(fresh.name + ".old")
     try:
+        mode = fresh.stat().st_mode
         yield fresh
-        fresh.chmod(0o777 & ~_umask())
+        fresh.chmod(mode)
         if target.exists():
             target.rename(retired)
         fresh.rename(target)
@@ -70,10 +71,10 @@ def sha256(path: Path) -> str:
         return digest.hexdigest()
 
 
-def _umask() -> int:
-    mask = os.umask(0)
-    os.umask(mask)
-    return mask
+def _beside(target: Path) -> Path:
+    """A hidden name in the folder of `target`, which is made if it is missing."""
+    target.parent.mkdir(parents=True, exist_ok=True)
+    return target.with_name(f".{target.name}.{secrets.token_hex(4)}")
 
 
 def _sync(path: Path) -> None:

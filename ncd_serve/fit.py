@@ -1,4 +1,4 @@
-"""Whether an image fits the cluster that it was given: `typical`, `unusual` or `outlier`.
+"""Fit of an image to its cluster: `typical`, `unusual` or `outlier`.
 
 The limits are the fences of a box plot, drawn for every cluster around the images that it was found in: beyond the
 inner fence an image is unusual, beyond the outer one it is an outlier. Distances are those of directions, 1 - cosine.
@@ -19,13 +19,13 @@ if TYPE_CHECKING:
 
 Fit = Literal["typical", "unusual", "outlier"]
 FITS: tuple[Fit, ...] = get_args(Fit)
-_INNER, _OUTER = 1.5, 3.0  # interquartile ranges beyond a quartile, as Tukey drew them
-_FEW = 12  # images below which a cluster's own quartiles are not worth much: all clusters' are taken
+_INNER_FENCE, _OUTER_FENCE = 1.5, 3.0  # interquartile ranges beyond a quartile, as Tukey drew them
+_MIN_OWN_IMAGES = 12  # images below which a cluster's own quartiles are not worth much: all clusters' are taken
 
 
 @dataclass(frozen=True)
 class FitLimits:
-    """What an image of each cluster is like: the mean direction [C, d], and limits [C] of distance and log odds."""
+    """Limits of each cluster: its mean direction [C, d], and limits [C] of distance and log odds."""
 
     centres: Floats
     unusual_distance: Floats
@@ -50,16 +50,16 @@ def calibrate(embeddings: Floats, cluster_ids: Ids, confidences: Floats, *, clus
     limits = np.empty((3, clusters), np.float32)
     for number in range(clusters):
         mine = cluster_ids == number
-        if mine.sum() < _FEW:
+        if mine.sum() < _MIN_OWN_IMAGES:
             mine = np.ones_like(mine)
-        limits[0, number] = _fence(distances[mine], _INNER)
-        limits[1, number] = _fence(distances[mine], _OUTER)
-        limits[2, number] = -_fence(-odds[mine], _INNER)
+        limits[0, number] = _fence(distances[mine], _INNER_FENCE)
+        limits[1, number] = _fence(distances[mine], _OUTER_FENCE)
+        limits[2, number] = -_fence(-odds[mine], _INNER_FENCE)
     return FitLimits(centres, *limits)
 
 
 def log_odds(confidences: Floats) -> Floats:
-    """Of probabilities: confidences crowd below 1, where their quartiles would say nothing."""
+    """Log odds of probabilities: confidences crowd below 1, where their quartiles would say nothing."""
     clipped = np.clip(confidences.astype(np.float64), 1e-6, 1 - 1e-6)
     odds: Floats = np.log(clipped / (1 - clipped)).astype(np.float32)
     return odds

@@ -42,7 +42,7 @@ class _Strict(BaseModel):
 
 
 class ClusterEntry(_Strict):
-    """What is said about one cluster: one of these, or nothing, which restores its default name."""
+    """Entry of names.json for one cluster: one of these fields, or none, which restores its default name."""
 
     name: Annotated[str, AfterValidator(_usable)] | None = None
     merge_into: int | None = None
@@ -63,8 +63,9 @@ class Names(_Strict):
     clusters: dict[int, ClusterEntry]
 
     @classmethod
-    def read(cls, path: Path) -> Names:
+    def read(cls, path: str | Path) -> Names:
         """Open the file; DataError says what is wrong with it."""
+        path = Path(path)
         try:
             return cls.model_validate_json(path.read_bytes())
         except OSError as error:
@@ -74,12 +75,12 @@ class Names(_Strict):
 
     @classmethod
     def of(cls, bundle: Bundle) -> Names:
-        """All that is said about a bundle's clusters."""
+        """Names, merges and junk of a bundle's clusters."""
         checkpoint = bundle.manifest.checkpoint or None
         return cls(checkpoint=checkpoint, bundle=bundle.folder.absolute(), clusters=_entries(bundle.manifest))
 
     def as_json(self) -> dict[str, Any]:
-        """As the file holds it."""
+        """Content of the file."""
         clusters = {str(number): entry.model_dump(exclude_defaults=True) for number, entry in self.clusters.items()}
         return {**self.model_dump(mode="json"), "clusters": clusters}
 
@@ -93,7 +94,7 @@ class Naming(NamedTuple):
 
 
 class ClusterState(NamedTuple):
-    """What became of one cluster."""
+    """State of one cluster."""
 
     cluster_id: int
     cluster_name: str
@@ -127,18 +128,18 @@ def same_names(naming: Naming) -> dict[str, list[int]]:
 
 
 def known_clusters(manifest: BundleManifest) -> int:
-    """How many of the first clusters are known classes, which keep their names."""
+    """Number of first clusters that are known classes, which keep their names."""
     return len(manifest.known_classes) if manifest.open_world else 0
 
 
 def default_names(manifest: BundleManifest) -> list[str]:
-    """What the clusters are called while nobody has named them."""
+    """Names of the clusters before anyone names them."""
     known = known_clusters(manifest)
     return manifest.known_classes[:known] + [f"cluster-{n}" for n in range(len(manifest.cluster_names) - known)]
 
 
 def cluster_states(manifest: BundleManifest) -> list[ClusterState]:
-    """What became of every cluster, by id."""
+    """State of every cluster, by id."""
     known = known_clusters(manifest)
     states: list[ClusterState] = []
     for number, (name, default) in enumerate(zip(manifest.cluster_names, default_names(manifest), strict=True)):
@@ -152,7 +153,7 @@ def cluster_states(manifest: BundleManifest) -> list[ClusterState]:
 
 
 def _entries(manifest: BundleManifest) -> Entries:
-    """What was said so far about every cluster that may be named."""
+    """Present entries of every cluster that may be named."""
     return {
         number: ClusterEntry(name=name if state == "named" else None, merge_into=merged_into, junk=state == "junk")
         for number, name, state, merged_into in cluster_states(manifest)[known_clusters(manifest) :]
@@ -182,7 +183,7 @@ def _suitable(manifest: BundleManifest, entries: Entries) -> Entries:
 
 
 def _last_target(start: int, entries: Entries, *, clusters: int) -> int:
-    """Where merges lead in the end."""
+    """Follow merges to the last cluster."""
     way = [start]
     while (entry := entries.get(way[-1])) and entry.merge_into is not None:
         _check_id(entry.merge_into, f"cluster {way[-1]} is merged into {entry.merge_into}, which", clusters=clusters)

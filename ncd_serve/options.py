@@ -5,10 +5,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import sys
+from collections.abc import Callable, Mapping
 from enum import Enum
+from inspect import get_annotations
 from pathlib import Path
-from types import FunctionType, SimpleNamespace
+from types import SimpleNamespace
 from typing import TYPE_CHECKING, Annotated, Any, NamedTuple, get_args, get_type_hints
 
 import typer
@@ -90,12 +92,12 @@ MostClasses = Annotated[
 ]
 
 
-def settings_of(function: FunctionType, values: Mapping[str, Any]) -> dict[str, Any]:
+def settings_of(function: Callable[..., Any], values: Mapping[str, Any]) -> dict[str, Any]:
     """Return the settings that the options of a call set, by `section.key`, without options that were not given."""
-    parameters = {name: hint for name, hint in function.__annotations__.items() if name != "return"}
-    owner = SimpleNamespace(__annotations__=parameters)
+    parameters = {name: hint for name, hint in get_annotations(function).items() if name != "return"}
+    owner, known = SimpleNamespace(__annotations__=parameters), vars(sys.modules[function.__module__])
     found = {}
-    for name, hint in get_type_hints(owner, function.__globals__, include_extras=True).items():
+    for name, hint in get_type_hints(owner, known, include_extras=True).items():
         for mark in getattr(hint, "__metadata__", ()):
             if isinstance(mark, Sets) and values[name] not in (None, False):
                 found[mark.key] = _plain(values[name], is_path=Path in get_args(get_args(hint)[0]))

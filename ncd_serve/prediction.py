@@ -1,4 +1,4 @@
-"""One row of an answer: which cluster an image belongs to. The same columns everywhere."""
+"""One row of an answer: an image and its cluster. The columns are the same everywhere."""
 
 from __future__ import annotations
 

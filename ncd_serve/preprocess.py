@@ -31,26 +31,29 @@ class PreprocessSpec(BaseModel):
     resize: int
 
 
-def open_image(source: Path | bytes, *, at_least: int = 0) -> Image.Image:
+def open_image(source: Path | bytes | Image.Image, *, at_least: int = 0) -> Image.Image:
     """Decode an untrusted image file to upright RGB, or raise DataError with the reason.
 
     A JPEG may come out smaller than it is, but no side shorter than `at_least` (0: full size): decoding at a fraction
     of the size is several times faster than decoding all of it and shrinking afterwards.
     """
     try:
-        data = read_image(source)
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore", Image.DecompressionBombWarning)
-            image = Image.open(io.BytesIO(data), formats=FORMATS)
+        image = source if isinstance(source, Image.Image) else _decoder(read_image(source))
         if image.width * image.height > MAX_PIXELS:
             raise DataError(f"{image.width} x {image.height} px are more than {MAX_PIXELS:,}")
-        if at_least:
+        if at_least and image is not source:  # an image in memory is the caller's: it must not shrink
             image.draft("RGB", (at_least, at_least))
         return ImageOps.exif_transpose(image).convert("RGB")
     except UnidentifiedImageError:
         raise DataError("not an image of a known format") from None
     except (OSError, SyntaxError, ValueError, Image.DecompressionBombError) as error:
         raise DataError(f"cannot be decoded: {error}") from error
+
+
+def _decoder(data: bytes) -> Image.Image:
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", Image.DecompressionBombWarning)
+        return Image.open(io.BytesIO(data), formats=FORMATS)
 
 
 def to_array(image: Image.Image, spec: PreprocessSpec) -> NDArray[np.uint8]:
@@ -65,8 +68,8 @@ def to_array(image: Image.Image, spec: PreprocessSpec) -> NDArray[np.uint8]:
     return np.asarray(image.crop((left, top, left + spec.resolution, top + spec.resolution)))
 
 
-def load_array(source: Path | bytes, spec: PreprocessSpec) -> NDArray[np.uint8]:
-    """An image file to uint8 [resolution, resolution, 3]."""
+def load_array(source: Path | bytes | Image.Image, spec: PreprocessSpec) -> NDArray[np.uint8]:
+    """An image file or an image in memory to uint8 [resolution, resolution, 3]."""
     return to_array(open_image(source, at_least=spec.resize), spec)
 
 

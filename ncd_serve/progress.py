@@ -31,7 +31,8 @@ class Progress:
 
     def status(self, text: str) -> AbstractContextManager[object]:
         """Show a spinner while a single step runs; a notebook and a log get no spinner."""
-        return self.console.status(text) if self.console.is_terminal else nullcontext()
+        shown = self.console.is_terminal and not self.console.quiet
+        return self.console.status(text) if shown else nullcontext()
 
     def track(self, items: Iterable[T], description: str, total: int | None, done: int = 0) -> Iterator[T]:
         """Yield the items and count them; `done` were counted before."""
@@ -52,6 +53,9 @@ class Progress:
                 yield _advance_rich(progress, progress.add_task(description, total=total, completed=done))
         else:
             yield _Lines(self, total, done).advance
+
+
+SILENT = Progress(Console(quiet=True))
 
 
 def silent(items: Iterable[T], _description: str, _total: int) -> Iterable[T]:

@@ -1,11 +1,11 @@
-"""The images that a model found its clusters in, as it sees them: what gallery, fit and drift compare with."""
+"""Images that a model found its clusters in, with its answers: gallery, fit and drift compare with them."""
 
 from __future__ import annotations
 
 import zipfile
-from dataclasses import dataclass, fields, replace
+from dataclasses import MISSING, Field, dataclass, field, fields, replace
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -38,14 +38,17 @@ class Reference:
     known_clusters: int  # how many of the first clusters are known classes: all or none
     counts: Ids  # [C] images of every cluster, sampled or not
     truth: list[str]  # true classes by name, for reports alone; empty where nobody knows them
+    # [C] the true class that each cluster is matched with, "" for none, by all images, sampled or not. For reports
+    # alone; empty where nobody knows true classes, and in files of older versions.
+    matched: list[str] = field(default_factory=list)
 
     @property
     def clusters(self) -> int:
-        """How many there are to choose from."""
+        """Number of clusters."""
         return len(self.counts)
 
     def limits(self) -> FitLimits:
-        """What an image of each cluster is like."""
+        """Limits of fit, calibrated on these images."""
         return calibrate(self.embeddings, self.cluster_ids, self.confidences, clusters=self.clusters)
 
     def files(self, root: Path | None = None) -> list[Path]:
@@ -66,7 +69,7 @@ class Reference:
 
     def write(self, path: Path) -> None:
         """Write the file; embeddings in half precision, which is plenty for pictures and distances."""
-        content = {field.name: np.array(getattr(self, field.name)) for field in fields(self) if field.name != "root"}
+        content = {entry.name: np.array(getattr(self, entry.name)) for entry in fields(self) if entry.name != "root"}
         content |= {"root": np.array(str(self.root)), "embeddings": self.embeddings.astype(np.float16)}
         with atomic_path(path) as temporary, temporary.open("wb") as stream:
             np.savez_compressed(stream, **content)
@@ -81,10 +84,17 @@ class Reference:
             )
         try:
             with path.open("rb") as stream, np.load(stream) as stored:
-                content = {field.name: stored[field.name] for field in fields(cls)}
+                wanted = [entry.name for entry in fields(cls) if entry.name in stored or _is_required(entry)]
+                content = {name: stored[name] for name in wanted}
+            if len(content.get("matched", ())) not in (0, len(content["counts"])):
+                raise ValueError("not every cluster is matched or unmatched")
         except (OSError, KeyError, ValueError, zipfile.BadZipFile) as error:
             raise DataError(f"{path} is damaged: {error}", hint="write it again: ncd-serve evaluate RUN") from None
-        plain = ("checkpoint", "paths", "known_classes", "known_clusters", "truth")
-        values = {name: content[name].tolist() for name in plain}
+        plain = ("checkpoint", "paths", "known_classes", "known_clusters", "truth", "matched")
+        values = {name: content[name].tolist() for name in plain if name in content}
         rest = {"root": Path(str(content["root"])), "embeddings": content["embeddings"].astype(np.float32)}
         return cls(**{**content, **values, **rest})
+
+
+def _is_required(entry: Field[Any]) -> bool:
+    return entry.default is MISSING and entry.default_factory is MISSING

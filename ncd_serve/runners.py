@@ -1,27 +1,29 @@
-"""Something that answers batches of images: ONNX Runtime here, a Triton server in `client.py`."""
+"""Runners answer batches of images: ONNX Runtime here, a Triton server in `client`."""
 
 from __future__ import annotations
 
 import io
-from contextlib import redirect_stdout
+from collections.abc import Iterator
+from contextlib import contextmanager, redirect_stdout
 from enum import Enum
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
 import numpy as np
 
-from ncd_serve.errors import MissingExtraError
+from ncd_serve.bundle import Bundle
+from ncd_serve.contract import outputs_in_rows
+from ncd_serve.errors import MissingExtraError, UsageError, did_you_mean
 
 if TYPE_CHECKING:
-    from pathlib import Path
-
     from numpy.typing import NDArray
 
-    from ncd_serve.bundle import Bundle
     from ncd_serve.preprocess import PreprocessSpec
+    from ncd_serve.progress import Progress
 
 
 class Device(str, Enum):
-    """Where ONNX Runtime computes; `auto` is CUDA where it works and the CPU elsewhere."""
+    """Device of ONNX Runtime; `auto` is CUDA where it works and the CPU elsewhere."""
 
     AUTO = "auto"
     CPU = "cpu"
@@ -41,10 +43,10 @@ _LOG_WARNINGS, _LOG_FATAL = 2, 4
 
 
 class Answer(NamedTuple):
-    """What a model says of a batch of images."""
+    """Outputs of a model for a batch of images: those of `contract.OUTPUTS` that rows are made of, by name."""
 
     probabilities: NDArray[np.float32]  # of the clusters, [N, C]
-    fits: NDArray[np.int64] | None  # numbers into `fit.FITS`, [N]; models of older versions have none
+    fit: NDArray[np.int64] | None = None  # numbers into `fit.FITS`, [N]; models of older versions have none
 
 
 class Runner(Protocol):
@@ -56,7 +58,7 @@ class Runner(Protocol):
     in_flight: int
 
     def answer(self, images: NDArray[np.uint8]) -> Answer:
-        """What the model says of images uint8 [N, H, W, 3]."""
+        """Ask the model about images uint8 [N, H, W, 3]."""
         ...
 
 
@@ -68,11 +70,11 @@ class Session(Protocol):
         ...
 
     def get_outputs(self) -> list[Any]:
-        """What it can answer with; each has a `name`."""
+        """Outputs of the model; each has a `name`."""
         ...
 
     def get_providers(self) -> list[str]:
-        """What it runs on, first the one that computes most."""
+        """Execution providers, first the one that computes most."""
         ...
 
 
@@ -114,20 +116,48 @@ def _missing(device: Device) -> MissingExtraError:
 
 
 class OnnxRunner:
-    """A bundle's model in this process."""
+    """A bundle's model in this process.
+
+    runner = OnnxRunner("run/bundle")
+    rows = list(assign_images(["a.png", "b.png"], runner))
+    """
 
     max_batch = 64
     in_flight = 1  # one call uses all cores
 
-    def __init__(self, bundle: Bundle, *, device: Device = Device.CPU, threads: int = 0) -> None:
+    def __init__(self, bundle: Bundle | str | Path, *, device: Device | str = Device.CPU, threads: int = 0) -> None:
+        if not isinstance(bundle, Bundle):
+            bundle = Bundle.read(bundle)
         self.preprocess = bundle.manifest.preprocess
         self.cluster_names = bundle.manifest.cluster_names
-        self._session = open_session(bundle.model_path, threads=threads, device=device)
+        self._session = open_session(bundle.model_path, threads=threads, device=_device(device))
         self.provider = self._session.get_providers()[0]
-        can_judge = "fit" in {output.name for output in self._session.get_outputs()}
-        self._wanted = ["probabilities", "fit"] if can_judge else ["probabilities"]
+        self._outputs = outputs_in_rows(output.name for output in self._session.get_outputs())
 
     def answer(self, images: NDArray[np.uint8]) -> Answer:
-        """What the model says of images uint8 [N, H, W, 3]."""
-        probabilities, *fits = self._session.run(self._wanted, {"image": images})
-        return Answer(probabilities.astype(np.float32, copy=False), fits[0].astype(np.int64) if fits else None)
+        """Ask the model about images uint8 [N, H, W, 3]."""
+        arrays = self._session.run([output.name for output in self._outputs], {"image": images})
+        pairs = zip(self._outputs, arrays, strict=True)
+        typed: dict[str, NDArray[Any]] = {
+            output.name: array.astype(output.numpy_dtype, copy=False) for output, array in pairs
+        }
+        return Answer(**typed)
+
+
+def _device(name: Device | str) -> Device:
+    try:
+        return Device(name)
+    except ValueError:
+        raise UsageError(
+            f"'{name}' is not a device", hint=did_you_mean(str(name), [each.value for each in Device])
+        ) from None
+
+
+@contextmanager
+def open_bundle(bundle: str | Path, *, device: Device, progress: Progress) -> Iterator[OnnxRunner]:
+    """Yield a bundle's model in this process, and say what it runs on."""
+    runner = OnnxRunner(bundle, device=device)
+    where = runner.provider.removesuffix("ExecutionProvider")
+    why = " (CUDA cannot be used here)" if device is Device.AUTO and where == "CPU" else ""
+    progress.say(f"ONNX Runtime runs on {where}{why}")
+    yield runner

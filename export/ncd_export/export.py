@@ -1,10 +1,10 @@
-"""From a run to a verified bundle and a Triton model repository."""
+"""Export a run to a verified bundle and add it to a Triton model repository."""
 
 from __future__ import annotations
 
 import shutil
 import uuid
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import asdict, dataclass
 from datetime import datetime, timezone
 from importlib.metadata import version
@@ -24,13 +24,14 @@ from ncd_training.summary.figures import initial_weights
 
 from ncd_export.graph import ExportGraph
 from ncd_export.model_card import render_card
-from ncd_export.precision import Precision, to_fp16, to_int8
+from ncd_export.precision import PRECISIONS, PrecisionKind, precision_for
 from ncd_export.rename import keep_names
-from ncd_export.repository import add_to_repository, check_place, check_writable, told_if_it_cannot_be_written
+from ncd_export.repository import add_to_repository, check_place, check_writable, disk_errors_as_data_errors
 from ncd_export.triton_config import MAX_BATCH, THIS_CPU, Hardware
 from ncd_export.verify import Agreement, Images, Verification, compare_precisions, verify
 from ncd_serve.bundle import CARD, HASHED, LABELS, MANIFEST, MODEL, VERIFICATION, Bundle, BundleManifest
-from ncd_serve.errors import DataError, UsageError
+from ncd_serve.contract import DEFAULT_MODEL, Precision
+from ncd_serve.errors import DataError
 from ncd_serve.files import atomic_directory, sha256, write_json, write_text
 from ncd_serve.preprocess import load_array
 from ncd_serve.progress import Progress
@@ -42,10 +43,10 @@ _VERIFIED, _CALIBRATED, _CALIBRATION_BATCH = 256, 128, 8
 
 @dataclass(frozen=True)
 class ExportOptions:
-    """What is exported, in how many bits, for which device, and how it joins the versions that are there."""
+    """Settings of an export: checkpoint, precision, device, and the versions that stay in the repository."""
 
     checkpoint: Path | None = None  # None: the newest
-    precision: Precision = "fp32"
+    precision: Precision | str = Precision.FP32
     min_agreement: float = 0.98  # share of images that fewer bits must leave in their cluster
     hardware: Hardware = THIS_CPU
     replace: bool = False
@@ -53,13 +54,16 @@ class ExportOptions:
 
     def check(self) -> None:
         """Raise UsageError for what does not fit together."""
-        if self.precision == "int8" and self.hardware.device != "cpu":
-            # TensorRT takes symmetric activations alone, CPUs are fastest with unsigned ones.
-            raise UsageError("int8 is quantised for CPUs", hint="use --precision fp16 on a GPU")
+        precision_for(self.precision, self.hardware.device)
+
+    @property
+    def kind(self) -> PrecisionKind:
+        """Row of the precision in `PRECISIONS`."""
+        return PRECISIONS[Precision(self.precision)]
 
 
 class Exported(NamedTuple):
-    """What an export leaves behind."""
+    """Result of an export."""
 
     bundle: Bundle
     version_folder: Path
@@ -71,13 +75,14 @@ def export_run(
     setup: Setup,
     run: RunDir,
     *,
-    out: Path,
-    repository: Path,
-    name: str,
+    out: str | Path,
+    repository: str | Path,
+    name: str = DEFAULT_MODEL,
     progress: Progress,
     options: ExportOptions | None = None,
 ) -> Exported:
     """Write the bundle and add it to the repository, or leave both as they were."""
+    out, repository = Path(out), Path(repository)
     options = options or ExportOptions()
     options.check()
     check_place(repository, name)
@@ -86,19 +91,15 @@ def export_run(
     planned = setup.config.optim.epochs
     if state.epoch < planned:
         progress.say(f"this is the state after {state.epoch} of {planned} epochs", style="yellow")
-    with told_if_it_cannot_be_written(out), atomic_directory(out) as folder:
+    with disk_errors_as_data_errors(out), atomic_directory(out) as folder:
         reference = _write_reference(setup, run, state, options, folder / REFERENCE, progress)
         graph = ExportGraph(state.model, reference.limits()).cpu().eval()
         manifest = _describe(setup, run, options, state, checkpoint=reference.checkpoint)
         verification, agreement = _write_model(graph, folder / MODEL, manifest, setup, options, progress)
-        compared = {**verification.as_dict(), "agreement": asdict(agreement) if agreement else None}
-        write_json(folder / VERIFICATION, compared)
-        write_text(folder / LABELS, "".join(f"{label}\n" for label in manifest.cluster_names))
         # Scores are those of the finished run.
         scored = options.checkpoint is None and state.epoch == planned
         write_text(folder / CARD, render_card(manifest, setup, run.read_summary(), agreement, scored=scored))
-        hashes = {file: sha256(folder / file) for file in (*HASHED, REFERENCE)}
-        write_text(folder / MANIFEST, manifest.model_copy(update={"sha256": hashes}).model_dump_json(indent=2) + "\n")
+        _write_facts(folder, manifest, verification, agreement)
         if keep_names(out, Bundle.read(folder)):
             progress.say("the clusters keep the names, merges and junk that the bundle had")
         version_folder = add_to_repository(
@@ -112,10 +113,21 @@ def export_run(
     return Exported(Bundle.read(out), version_folder, verification, agreement)
 
 
+def _write_facts(
+    folder: Path, manifest: BundleManifest, verification: Verification, agreement: Agreement | None
+) -> None:
+    """Write verification, labels and, last of all, the manifest with the hashes of all other files."""
+    compared = {**verification.as_dict(), "agreement": asdict(agreement) if agreement else None}
+    write_json(folder / VERIFICATION, compared)
+    write_text(folder / LABELS, "".join(f"{label}\n" for label in manifest.cluster_names))
+    hashes = {file: sha256(folder / file) for file in (*HASHED, REFERENCE)}
+    write_text(folder / MANIFEST, manifest.model_copy(update={"sha256": hashes}).model_dump_json(indent=2) + "\n")
+
+
 def _write_reference(
     setup: Setup, run: RunDir, state: TrainState, options: ExportOptions, target: Path, progress: Progress
 ) -> Reference:
-    """The run's own if it is of the exported state, else a new one; read back, since its file rounds embeddings."""
+    """Copy the run's reference if it is of the exported state, else make one; read back, as the file rounds."""
     checkpoint = options.checkpoint or run.checkpoint
     if run.reference.is_file() and Reference.read(run.reference).checkpoint == checkpoint_id(checkpoint):
         shutil.copyfile(run.reference, target)
@@ -143,7 +155,7 @@ def _write_model(
         write_onnx(graph, model, resolution=manifest.preprocess.resolution, metadata={**facts, **manifest.versions})
     images = _load(_compared(setup), setup, progress)
     verification = verify(graph, model, images, max_batch=MAX_BATCH, track=progress.track)
-    if options.precision == "fp32":
+    if options.kind.reduce is None:
         return verification, None
     return verification, _reduce(model, graph.output_names, images, setup, options, progress)
 
@@ -151,21 +163,18 @@ def _write_model(
 def _reduce(
     model: Path, names: tuple[str, ...], images: Images, setup: Setup, options: ExportOptions, progress: Progress
 ) -> Agreement:
-    """Put the same model in fewer bits in its place, if it agrees with it."""
+    """Replace the model by one of fewer bits, if both agree."""
     reduced = model.with_name("reduced.onnx")
-    calibration = _calibration(setup) if options.precision == "int8" else []
-    if options.precision == "int8":
-        pictures = _load(calibration, setup, progress)
-        batches = np.array_split(pictures, -(-len(pictures) // _CALIBRATION_BATCH))
-        to_int8(model, reduced, progress.track(batches, "calibrating int8", len(batches)))
-    else:
-        to_fp16(model, reduced)
+    assert options.kind.reduce is not None
+    calibration = _calibration(setup) if options.kind.calibrated else []
+    what = f"calibrating {options.precision}"
+    options.kind.reduce(model, reduced, _calibration_batches(calibration, setup, what, progress))
     agreement = compare_precisions(
         model,
         reduced,
         names,
         images,
-        precision=options.precision,
+        precision=str(options.precision),
         calibrated_on=len(calibration),
         required=options.min_agreement,
         max_batch=MAX_BATCH,
@@ -175,18 +184,26 @@ def _reduce(
     return agreement
 
 
+def _calibration_batches(paths: Sequence[Path], setup: Setup, description: str, progress: Progress) -> Iterable[Images]:
+    if not paths:
+        return ()
+    pictures = _load(paths, setup, progress)
+    batches = np.array_split(pictures, -(-len(pictures) // _CALIBRATION_BATCH))
+    return progress.track(batches, description, len(batches))
+
+
 def _compared(setup: Setup) -> list[Path]:
     return _spread(setup.manifest.unlabelled, _VERIFIED)
 
 
 def _calibration(setup: Setup) -> list[Path]:
-    """Training images, none of which is compared on."""
+    """Training images for calibration; none of them is used for the comparison."""
     compared = set(_compared(setup))
     return _spread([path for path in setup.manifest.images if path not in compared], _CALIBRATED)
 
 
 def _spread(paths: Sequence[Path], most: int) -> list[Path]:
-    """At most so many of them, evenly spread, so that every cluster has a chance."""
+    """Take at most `most` paths, evenly spread, so that every cluster has a chance."""
     return list(paths[:: max(1, -(-len(paths) // most))])
 
 
@@ -209,7 +226,7 @@ def _describe(
         created=datetime.now(timezone.utc).isoformat(timespec="seconds"),
         dataset=manifest.name,
         method=config.method.name,
-        precision=options.precision,
+        precision=str(options.precision),
         preprocess=config.data.preprocess,
         known_classes=manifest.known_classes,
         open_world=open_world,
@@ -232,7 +249,7 @@ def _describe(
 
 
 def _check_output(out: Path) -> None:
-    """A bundle may be written over, nothing else."""
+    """Raise DataError unless `out` is free, empty or a bundle, and its folder can be written."""
     if out.exists() and not (out / MANIFEST).is_file() and not (out.is_dir() and not any(out.iterdir())):
         raise DataError(f"{out} is there already and is not a bundle", hint="choose another --out")
     check_writable(out.absolute().parent)

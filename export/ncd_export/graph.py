@@ -1,6 +1,6 @@
-"""What is exported: trunk, first branch and cluster head; banks, dictionary, other branch and known head stay out.
+"""The exported graph: trunk, first branch and cluster head, without banks, dictionary, other branch and known head.
 
-A head over known and novel classes comes along: it is what tells them apart.
+A head over known and novel classes is exported too, since it tells them apart.
 """
 
 from __future__ import annotations
@@ -10,11 +10,12 @@ from ncd_training.model.branches import DualBranchModel
 from ncd_training.model.onnx import OnnxGraph
 from torch import Tensor, nn
 
+from ncd_serve.contract import OUTPUTS
 from ncd_serve.fit import FitLimits
 
 
 class ExportGraph(OnnxGraph):
-    """uint8 images [N, H, W, 3] to the outputs of the served graph; their names and order are the contract."""
+    """uint8 images [N, H, W, 3] to the outputs of the served graph, by the table `contract.OUTPUTS`."""
 
     def __init__(self, model: DualBranchModel, limits: FitLimits | None = None) -> None:
         super().__init__()
@@ -27,10 +28,13 @@ class ExportGraph(OnnxGraph):
 
     @property
     def output_names(self) -> tuple[str, ...]:
-        """What it answers with, in the order of `forward`."""
-        names = ["cluster_id", "confidence", "probabilities", "embedding"]
-        names += ["class_id", "is_novel"] if self.tells_known_from_novel else []
-        return (*names, "fit") if self.fit else tuple(names)
+        """Names of its outputs, in the order of `forward`."""
+        has = {
+            "class_id": self.tells_known_from_novel,
+            "is_novel": self.tells_known_from_novel,
+            "fit": self.fit is not None,
+        }
+        return tuple(output.name for output in OUTPUTS if not output.optional or has[output.name])
 
     def forward(self, image: Tensor) -> dict[str, Tensor]:
         """Images as they come from a file: channels last, values 0 to 255."""
@@ -38,22 +42,21 @@ class ExportGraph(OnnxGraph):
         probabilities = torch.softmax(self.cluster_head(embedding), dim=1)
         confidence, cluster_id = probabilities.max(dim=1)
         answer = {
-            "cluster_id": cluster_id,  # INT64 [N]
-            "confidence": confidence,  # FP32 [N]
-            "probabilities": probabilities,  # FP32 [N, C]
-            "embedding": embedding,  # FP32 [N, d]
+            "cluster_id": cluster_id,
+            "confidence": confidence,
+            "probabilities": probabilities,
+            "embedding": embedding,
         }
         if self.tells_known_from_novel:
             # An open world's clusters are the known classes and the novel ones, so they need no second head.
             class_id = cluster_id if self.class_head is None else self.class_head(embedding).argmax(dim=1)
-            answer["class_id"] = class_id  # INT64 [N], known classes first, then clusters
-            answer["is_novel"] = class_id >= self.known  # BOOL [N]
+            answer |= {"class_id": class_id, "is_novel": class_id >= self.known}
         if self.fit:
-            answer["fit"] = self.fit(embedding, cluster_id, confidence)  # INT64 [N], numbers into `fit.FITS`
-        return answer
+            answer["fit"] = self.fit(embedding, cluster_id, confidence)
+        return {name: answer[name] for name in self.output_names}
 
     def _normalised(self, image: Tensor) -> Tensor:
-        """What the trunk does with pixels, on whole rows: sums with three numbers at a time are slow channels last."""
+        """Normalise pixels as the trunk does, but a row at a time: channels last, three values at a time are slow."""
         width = image.shape[2]
         mean, std = (moment.flatten().repeat(width) for moment in (self.trunk.mean, self.trunk.std))
         rows = (image.flatten(2).float() - mean) / std

@@ -11,13 +11,15 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from onnx import GraphProto, helper, numpy_helper
 
+from ncd_serve.contract import OUTPUTS
+
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
     from numpy.typing import NDArray
 
 _TAIL, _BEFORE = "merge/", "unmerged/"
-_DECIDED = ("probabilities", "cluster_id", "confidence", "class_id", "is_novel")  # what a merge changes
+_CHANGED = tuple(output.name for output in OUTPUTS if output.merged)
 
 
 def set_merges(graph: GraphProto, merged: Mapping[int, int], *, known: int) -> None:
@@ -29,7 +31,7 @@ def set_merges(graph: GraphProto, merged: Mapping[int, int], *, known: int) -> N
     if not merged:
         return
     answers = {output.name: output.type.tensor_type.shape for output in graph.output}
-    _rename(graph, {name: _BEFORE + name for name in _DECIDED if name in answers})
+    _rename(graph, {name: _BEFORE + name for name in _CHANGED if name in answers})
     sums = _sums(answers["probabilities"].dim[1].dim_value, merged)
     _add(graph, "MatMul", [_BEFORE + "probabilities", _store(graph, "clusters", sums)], "probabilities")
     _add(graph, "ArgMax", ["probabilities"], "cluster_id", axis=1, keepdims=0)
@@ -61,7 +63,7 @@ def _take_back(graph: GraphProto) -> None:
     for part in (graph.node, graph.initializer):
         while part and part[-1].name.startswith(_TAIL):
             part.pop()
-    _rename(graph, {_BEFORE + name: name for name in _DECIDED})
+    _rename(graph, {_BEFORE + name: name for name in _CHANGED})
 
 
 def _rename(graph: GraphProto, names: Mapping[str, str]) -> None:

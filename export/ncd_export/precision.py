@@ -1,29 +1,32 @@
-"""The model in fewer bits: fp16 for GPUs, int8 for CPUs. What follows the embedding is small and stays in fp32."""
+"""Precisions of an exported model: fp32 as it was trained, fp16 for GPUs, int8 for CPUs.
+
+Nodes after the embedding are few and stay in fp32.
+"""
 
 from __future__ import annotations
 
 import logging
 import warnings
-from collections.abc import Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
-from typing import TYPE_CHECKING, Literal
+from pathlib import Path
+from typing import NamedTuple
 
+import numpy as np
 import onnx
 import onnx.utils
+from numpy.typing import NDArray
 from onnxruntime.quantization import CalibrationDataReader, QuantFormat, QuantType, quantize_static
 from onnxruntime.transformers.float16 import convert_float_to_float16
 
-if TYPE_CHECKING:
-    from collections.abc import Iterable
-    from pathlib import Path
+from ncd_export.triton_config import Device
+from ncd_serve.contract import Precision
+from ncd_serve.errors import UsageError, did_you_mean
 
-    import numpy as np
-    from numpy.typing import NDArray
-
-Precision = Literal["fp32", "fp16", "int8"]
+Batches = Iterable[NDArray[np.uint8]]
 
 
-def to_fp16(source: Path, target: Path) -> None:
+def to_fp16(source: Path, target: Path, _batches: Batches = ()) -> None:
     """Write the model with weights and activations of half precision; its inputs and outputs stay what they are."""
     model = onnx.load(source)
     heads = _heads(model.graph)
@@ -39,7 +42,7 @@ def to_fp16(source: Path, target: Path) -> None:
     _save(reduced, target, like=model)
 
 
-def to_int8(source: Path, target: Path, batches: Iterable[NDArray[np.uint8]]) -> None:
+def to_int8(source: Path, target: Path, batches: Batches) -> None:
     """Write the model with weights and activations of 8 bits, whose ranges are those on the given images."""
     fp32 = onnx.load(source)
     with _quiet():
@@ -68,7 +71,7 @@ def _save(model: onnx.ModelProto, target: Path, *, like: onnx.ModelProto) -> Non
 class _Calibration(CalibrationDataReader):  # type: ignore[misc]  # untyped
     """Batches of images as the quantiser asks for them."""
 
-    def __init__(self, batches: Iterable[NDArray[np.uint8]]) -> None:
+    def __init__(self, batches: Batches) -> None:
         self._batches = iter(batches)
 
     def get_next(self) -> dict[str, NDArray[np.uint8]] | None:
@@ -98,3 +101,41 @@ def _quiet() -> Iterator[None]:
             yield
     finally:
         logging.disable(logging.NOTSET)
+
+
+class PrecisionKind(NamedTuple):
+    """Row of the registry: the function that makes a precision, and the devices that may serve it."""
+
+    reduce: Callable[[Path, Path, Batches], None] | None  # fp32 file, new file, calibration batches; None: as exported
+    calibrated: bool
+    devices: tuple[Device, ...]
+    refusal: str = ""  # why not on other devices
+    instead: str = ""  # what to use there
+
+
+# A new precision is a row here, its function above, and its name in `contract.Precision`.
+PRECISIONS = {
+    Precision.FP32: PrecisionKind(None, calibrated=False, devices=("cpu", "cuda", "tensorrt")),
+    Precision.FP16: PrecisionKind(to_fp16, calibrated=False, devices=("cpu", "cuda", "tensorrt")),
+    # TensorRT takes symmetric activations alone, CPUs are fastest with unsigned ones.
+    Precision.INT8: PrecisionKind(
+        to_int8,
+        calibrated=True,
+        devices=("cpu",),
+        refusal="int8 is quantised for CPUs",
+        instead="use --precision fp16 on a GPU",
+    ),
+}
+
+
+def precision_for(name: Precision | str, device: str) -> Precision:
+    """The precision of this name, or UsageError: there is none, or it may not be served on the device."""
+    try:
+        precision = Precision(name)
+    except ValueError:
+        known = [each.value for each in Precision]
+        raise UsageError(f"'{name}' is not a precision", hint=did_you_mean(str(name), known)) from None
+    kind = PRECISIONS[precision]
+    if device not in kind.devices:
+        raise UsageError(kind.refusal, hint=kind.instead)
+    return precision

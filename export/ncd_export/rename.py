@@ -15,8 +15,8 @@ from ncd_export.repository import (
     add_to_repository,
     check_place,
     check_writable,
+    disk_errors_as_data_errors,
     hardware_of,
-    told_if_it_cannot_be_written,
 )
 from ncd_serve.bundle import CARD, LABELS, MANIFEST, MODEL, Bundle, BundleManifest
 from ncd_serve.errors import DataError
@@ -38,7 +38,7 @@ def rename_bundle(
     check_place(repository, name)
     check_writable(out.parent)
     hardware = hardware_of(repository, name)
-    with told_if_it_cannot_be_written(out), atomic_directory(out) as folder:
+    with disk_errors_as_data_errors(out), atomic_directory(out) as folder:
         shutil.copytree(out, folder, dirs_exist_ok=True)  # whatever else its owner keeps there, too
         _rewrite(folder, bundle.manifest, naming)
         renamed = Bundle.read(folder)

@@ -74,7 +74,7 @@ def check_writable(folder: Path) -> None:
 
 
 @contextmanager
-def told_if_it_cannot_be_written(bundle: Path) -> Iterator[None]:
+def disk_errors_as_data_errors(bundle: Path) -> Iterator[None]:
     """Turn what the disk refuses into DataError; for blocks that leave all as it was when they fail."""
     try:
         yield
@@ -86,7 +86,7 @@ def told_if_it_cannot_be_written(bundle: Path) -> Iterator[None]:
 
 
 def hardware_of(repository: Path, name: str) -> Hardware:
-    """What the configuration of a model is written for; a model that is not there yet: this machine's CPU."""
+    """Device that a model's configuration is written for; this machine's CPU for a model that does not exist yet."""
     config = read_config(repository / name / CONFIG)
     for accelerator in config.optimization.execution_accelerators.gpu_execution_accelerator:
         return Hardware(accelerator.name)

@@ -10,7 +10,7 @@ import onnx
 from onnx import TensorProto
 
 from ncd_serve.bundle import LABELS, Bundle
-from ncd_serve.contract import FACT_PREFIX, PREPROCESS_FACT, THREADS
+from ncd_serve.contract import FACT_PREFIX, OUTPUTS, PREPROCESS_FACT, THREADS
 
 Device = Literal["cpu", "cuda", "tensorrt"]
 MAX_BATCH = 64
@@ -19,6 +19,7 @@ MARK = f"{FACT_PREFIX}bundle"  # by which a folder in a repository is known to b
 _BATCHES = (1, 8, MAX_BATCH)
 _QUEUE_DELAY_MICROSECONDS = 500
 _ENGINE_CACHE = "/var/cache/ncd-serve"  # building an engine takes minutes, so this should outlive the container
+_LABELLED = {output.name for output in OUTPUTS if output.shape == ("clusters",)}  # by the names of the clusters
 _TYPES = {"UINT8": "TYPE_UINT8", "INT64": "TYPE_INT64", "FLOAT": "TYPE_FP32", "BOOL": "TYPE_BOOL"}
 
 
@@ -43,7 +44,7 @@ class TensorSpec:
 
 
 class Hardware(NamedTuple):
-    """What a model is served on."""
+    """Device that serves a model."""
 
     device: Device = "cpu"
     cores: int | None = None  # of its CPU; None: as many as this one has
@@ -57,7 +58,7 @@ def render_config(bundle: Bundle, *, name: str, hardware: Hardware) -> str:
     device = hardware.device
     graph = onnx.load(bundle.model_path, load_external_data=False).graph
     (image,) = _tensors(graph.input)
-    entries = [tensor.to_pbtxt(LABELS if tensor.name == "probabilities" else None) for tensor in _tensors(graph.output)]
+    entries = [tensor.to_pbtxt(LABELS if tensor.name in _LABELLED else None) for tensor in _tensors(graph.output)]
     facts = {PREPROCESS_FACT: bundle.manifest.preprocess.model_dump_json(), MARK: bundle.manifest.bundle_id}
     if device == "cpu":
         facts = {THREADS: str(hardware.cores or os.cpu_count() or 1), **facts}
@@ -83,7 +84,7 @@ def render_config(bundle: Bundle, *, name: str, hardware: Hardware) -> str:
 
 
 def _accelerator(device: Device, image: TensorSpec, *, name: str, precision: str) -> list[str]:
-    """What NVIDIA's onnxruntime backend is told about the GPU; nodes that TensorRT cannot run fall back to CUDA."""
+    """GPU settings of NVIDIA's onnxruntime backend; nodes that TensorRT cannot run fall back to CUDA."""
     if device == "cpu":
         return []
     if device == "cuda":

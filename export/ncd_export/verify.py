@@ -11,6 +11,7 @@ import torch
 from numpy.typing import NDArray
 
 from ncd_serve import progress
+from ncd_serve.contract import OUTPUTS
 from ncd_serve.errors import DataError, ExportMismatchError
 from ncd_serve.runners import open_session
 
@@ -18,12 +19,12 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from ncd_export.graph import ExportGraph
-    from ncd_export.precision import Precision
 
 TOLERANCE = 1e-4
 BATCH_SIZES = (1, 2, 7)
 _BATCHES = 4  # of each size below the largest
-_FLOATS = ("confidence", "probabilities", "embedding")
+_MEASURED = [output.name for output in OUTPUTS if output.compared == "measured"]
+_EXACT = [output.name for output in OUTPUTS if output.compared == "exact"]
 Images = NDArray[np.uint8]
 Answers = dict[str, NDArray[Any]]
 
@@ -40,19 +41,19 @@ class Verification:
 
     @property
     def passed(self) -> bool:
-        """Whether the export may be used."""
+        """True if the export may be used."""
         return self.equal_ids == 1.0 and max(self.max_difference.values()) <= self.tolerance
 
     def as_dict(self) -> dict[str, Any]:
-        """For verification.json."""
+        """Content of verification.json."""
         return {**asdict(self), "passed": self.passed}
 
 
 @dataclass(frozen=True)
 class Agreement:
-    """The same between the fp32 model and one of fewer bits, on images that the latter was not calibrated on."""
+    """Differences between the fp32 model and one of fewer bits, on images that the latter was not calibrated on."""
 
-    precision: Precision
+    precision: str
     images: int
     calibrated_on: int
     max_difference: dict[str, float]
@@ -65,15 +66,16 @@ def verify(
 ) -> Verification:
     """Compare both on images, in batches of 1, 2, 7 and `max_batch`; raises ExportMismatchError."""
     expected = _torch_answers(graph, images, track)
-    if not all(np.isfinite(expected[name]).all() for name in _FLOATS):
+    if not all(np.isfinite(expected[name]).all() for name in _MEASURED if name in expected):
         raise DataError("the trained model answers with NaN or infinity", hint="train again with a lower learning rate")
-    differences, equal = dict.fromkeys(_FLOATS, 0.0), 1.0
+    differences: dict[str, float] = {}
+    equal = 1.0
     sizes = (*BATCH_SIZES, max_batch)
     for size in sizes:
         some = images if size == max_batch else images[: size * _BATCHES]
         answers = _onnx_answers(model, graph.output_names, some, batch=size, track=track)
         found, same = _compare(answers, {name: array[: len(some)] for name, array in expected.items()})
-        differences, equal = {name: max(differences[name], found[name]) for name in found}, min(equal, same)
+        differences, equal = {name: max(differences.get(name, 0.0), found[name]) for name in found}, min(equal, same)
     result = Verification(len(images), sizes, differences, equal)
     if not result.passed:
         raise ExportMismatchError(
@@ -90,7 +92,7 @@ def compare_precisions(
     names: tuple[str, ...],
     images: Images,
     *,
-    precision: Precision,
+    precision: str,
     calibrated_on: int,
     required: float,
     max_batch: int,
@@ -128,13 +130,10 @@ def _batches(images: Images, size: int) -> list[Images]:
 
 
 def _compare(answers: Answers, expected: Answers) -> tuple[dict[str, float], float]:
-    """Largest difference of every output that is measured, and the least share that is equal of the ids.
-
-    `fit` follows from embedding and confidence: at its limits the smallest difference would count as a mistake.
-    """
-    ids = [name for name in expected if name not in (*_FLOATS, "fit")]
-    equal = min(float((answers[name] == expected[name]).mean()) for name in ids)
-    return {name: _difference(answers[name], expected[name]) for name in _FLOATS}, equal
+    """Largest difference of every output that is measured, and the least share that is equal of the exact ones."""
+    equal = min(float((answers[name] == expected[name]).mean()) for name in _EXACT if name in expected)
+    measured = [name for name in _MEASURED if name in expected]
+    return {name: _difference(answers[name], expected[name]) for name in measured}, equal
 
 
 def _difference(answer: NDArray[Any], expected: NDArray[Any]) -> float:

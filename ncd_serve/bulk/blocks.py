@@ -49,16 +49,16 @@ class _Entry(NamedTuple):
 
 
 class _Columns(NamedTuple):
-    """Of a Parquet file: where images are, by name or as bytes, and what their rows are called."""
+    """Columns of a Parquet file that hold the images: their names, and their bytes if it has them."""
 
     name: str | None
     data: str | None
 
 
 def cut(words: Iterable[str], *, size: int, allow_urls: bool) -> Iterator[Block]:
-    """What the words mean, in blocks of `size` images; a shard that holds images is a block as it was cut by others.
+    """Cut the named images into blocks of `size`; a shard that holds images is a block of its own, however large.
 
-    What is wrong with a word is said at once. A damaged shard is a block all the same: its row will say so.
+    Mistakes in the words are raised at once. A damaged shard is a block too: its row gives the reason.
     """
     entries = [_expand(word, allow_urls) for word in words]
     return _cut(chain.from_iterable(entries), size)
@@ -140,7 +140,7 @@ def images_of(block: Block) -> Iterator[Source]:
     shard = file_at(block.shard)
     try:
         with reaching(block.shard):
-            yield from images_in_archive(shard)[0] if is_archive(shard) else _images_in_rows(block)
+            yield from images_in_archive(shard) if is_archive(shard) else _images_in_rows(block)
     except DataError as error:
         yield Source.broken(printable(block.shard), f"nothing more can be read: {error}")
 

@@ -40,7 +40,7 @@ _SCHEMA = pa.schema(
 
 @dataclass(frozen=True)
 class Order:
-    """What rows were asked for. Parts of two orders never come together in one folder."""
+    """Settings of a bulk run. Parts of two orders are never mixed in one folder."""
 
     bundle: str
     checkpoint: str
@@ -52,13 +52,13 @@ class Order:
 
     @classmethod
     def of(cls, manifest: BundleManifest, **asked: Any) -> Order:
-        """To a bundle."""
+        """Order of rows from a bundle."""
         return cls(bundle=manifest.bundle_id, checkpoint=manifest.checkpoint, **asked)
 
 
 @dataclass(frozen=True)
 class Plan:
-    """What a folder was begun with."""
+    """Plan of a folder: its order, and the number of its blocks."""
 
     order: Order
     home: str  # where relative paths begin
@@ -76,14 +76,14 @@ def finished(folder: Folder) -> set[int]:
 
 
 def remove_leftovers(folder: Folder) -> None:
-    """What workers that died had begun to write."""
+    """Remove unfinished files of workers that died."""
     with reaching(str(folder)):
         for path in folder.storage.glob(f"{folder.path}/.part-*"):
             folder.storage.rm(path)
 
 
 def check_folder(folder: Folder, order: Order, *, resume: bool) -> Plan | None:
-    """The plan to go on with, None for an empty folder, or an error where the order is not the one it was begun for."""
+    """Return the plan to resume, None for an empty folder; raise where the folder was begun with another order."""
     names = set(folder.names())
     if PLAN not in names:
         if names:
@@ -93,7 +93,7 @@ def check_folder(folder: Folder, order: Order, *, resume: bool) -> Plan | None:
         if names == {PLAN}:  # nothing was done with it
             return None
         raise UsageError(
-            f"{folder} holds rows of an earlier run", hint="--resume goes on with it; a new --out starts over"
+            f"{folder} holds rows of an earlier run", hint="continue it with --resume, or start over with a new --out"
         )
     plan = _read(folder)
     for name, before in asdict(plan.order).items():
@@ -110,7 +110,7 @@ def _plain(value: Any) -> str:
 
 
 def write_plan(folder: Folder, order: Order, blocks: Iterator[Block]) -> Plan:
-    """Keep what is to be done, so that to go on needs no second look at the sources."""
+    """Write the plan, so that a resumed run does not look at the sources again."""
     first = next(blocks, None)
     if first is None:
         raise DataError(f"no images in {', '.join(order.sources)}", hint="check what they hold")

@@ -1,4 +1,4 @@
-"""Blocks over the machines of a Ray cluster: their numbers go out, counts come back, rows go straight to files."""
+"""Run blocks on the machines of a Ray cluster: block numbers go out, counts come back, rows go straight to files."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ def cluster(address: str | None) -> Iterator[None]:
         except (OSError, RuntimeError, ValueError) as error:
             raise ServerError(
                 f"no Ray cluster can be used at {address}: {error}",
-                hint="`ray status --address HOST:PORT` tells of a cluster; without --ray-address one starts here",
+                hint="`ray status --address HOST:PORT` checks a cluster; without --ray-address one is started here",
             ) from None
         try:
             yield
@@ -66,7 +66,7 @@ def _knock(address: str) -> None:
 
 
 def room(device: Device) -> tuple[int, Device]:
-    """How many workers the cluster has room for, and what each computes on."""
+    """Number of workers that the cluster has room for, and the device of each."""
     resources = ray.cluster_resources()
     gpus = int(resources.get("GPU", 0))
     if gpus and device is not Device.CPU:
@@ -109,19 +109,19 @@ def run(
 
 
 class Tries:
-    """How often each block was begun. Ray itself would begin it for ever."""
+    """Counter of attempts at each block. Ray itself would retry for ever."""
 
     def __init__(self) -> None:
         self._counts: Counter[int] = Counter()
 
     def count(self, number: int) -> int:
-        """Once more; how often it is now."""
+        """Count an attempt, and return the number of attempts so far."""
         self._counts[number] += 1
         return self._counts[number]
 
 
 class Worker:
-    """One model, and the blocks that it is given one after the other."""
+    """Actor with one model, which does one block after the other."""
 
     def __init__(self, files: dict[str, bytes], order: Order, home: str, out: str, device: Device, tries: Any) -> None:
         with suppress(OSError):  # a machine without it can do with URLs and absolute paths
@@ -147,7 +147,7 @@ class Worker:
                     write_parquet(_counted(self._rows(number), counts), target)
         except NcdError as error:
             reason = f"{part_name(number)} cannot be written: {error}"
-            failure = DataError(reason, hint="what is done is kept: --resume goes on")
+            failure = DataError(reason, hint="finished parts are kept: continue with --resume")
         return pa.Table.from_pylist([{**counts, "failure": pickle.dumps(failure) if failure else b""}])
 
     def _rows(self, number: int) -> Iterator[Prediction]:

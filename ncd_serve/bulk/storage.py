@@ -52,7 +52,7 @@ def reaching(text: str) -> Iterator[None]:
 
 
 class RemoteFile:
-    """As much of a `Path` as the readers of archives and tables need, for a URL."""
+    """File behind a URL, with the part of `Path` that readers of archives and tables need."""
 
     def __init__(self, url: str) -> None:
         self._url = url
@@ -96,7 +96,7 @@ class Folder:
         self.absolute = self.path if self.is_local else self.text  # for processes that are elsewhere
 
     def __str__(self) -> str:
-        """As the user named it."""
+        """Path or URL as the user gave it."""
         return self.text
 
     def names(self) -> list[str]:
@@ -108,7 +108,7 @@ class Folder:
             return [name for name in names if not name.startswith(".")]
 
     def open(self, name: str) -> Any:
-        """One of its files, to read."""
+        """Open one of its files for reading."""
         with reaching(self.text):
             return self.storage.open(f"{self.path}/{name}", "rb")
 

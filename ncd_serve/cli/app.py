@@ -14,20 +14,21 @@ import typer
 
 from ncd_serve import __version__
 from ncd_serve.cli import (
+    assign,
     compare,
     config,
     demo,
     deploy,
+    doctor,
     drift,
     estimate_k,
     evaluate,
     export,
     gallery,
-    inspect,
     name,
     plan,
-    predict,
     pretrain,
+    query,
     serve,
     train,
 )
@@ -56,14 +57,14 @@ app.command()(export.export)
 app.command()(serve.serve)
 app.command()(serve.status)
 app.command()(serve.stop)
-app.command()(predict.query)
-app.command()(predict.assign)
+app.command()(query.query)
+app.command()(assign.assign)
 app.command()(gallery.gallery)
 app.add_typer(name.app, name="name")
 app.command()(drift.drift)
 app.command()(plan.plan)
 app.add_typer(deploy.app, name="deploy")
-app.command()(inspect.doctor)
+app.command()(doctor.doctor)
 app.command()(demo.demo)
 
 

@@ -9,9 +9,8 @@ import typer
 from rich.padding import Padding
 
 from ncd_serve.cli.console import out, progress, say
-from ncd_serve.cli.extras import needs
 from ncd_serve.cli.options import ConfigFile, Recipes, SetOptions, settings_of_set
-from ncd_serve.errors import UsageError
+from ncd_serve.errors import UsageError, needs_extra
 from ncd_serve.options import (
     CacheViews,
     DataRoot,
@@ -49,7 +48,7 @@ def compare(
     The same command resumes where an interrupted one stopped.
     """
     options = locals()
-    with needs("train"):
+    with needs_extra("train"):
         if list_:
             _show_sets()
             return

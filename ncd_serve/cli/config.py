@@ -9,9 +9,8 @@ from typing import Annotated
 import typer
 
 from ncd_serve.cli.console import out
-from ncd_serve.cli.extras import needs
 from ncd_serve.cli.options import ConfigFile, MethodName, Recipes, SetOptions, settings_of_set
-from ncd_serve.errors import UsageError
+from ncd_serve.errors import UsageError, needs_extra
 from ncd_serve.files import write_text
 
 app = typer.Typer(help="Show the settings of a run, or copy a recipe to change it.", no_args_is_help=True)
@@ -23,7 +22,7 @@ def init(
     target: Annotated[Path | None, typer.Option("--out", help="The new file; default RECIPE.toml.")] = None,
 ) -> None:
     """Copy a recipe, to be changed and given to `train --config`."""
-    with needs("train"):
+    with needs_extra("train"):
         from ncd_training.config.resolve import recipe_text
 
     text = recipe_text(recipe)
@@ -44,7 +43,7 @@ def show(
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
 ) -> None:
     """Print the settings that `train` would use, and where each one comes from."""
-    with needs("train"):
+    with needs_extra("train"):
         from ncd_training.config.resolve import layers_of_call, merged, origins
         from ncd_training.objective import checked
 

@@ -9,8 +9,7 @@ from typing import Annotated
 import typer
 
 from ncd_serve.cli.console import messages, out
-from ncd_serve.cli.extras import needs
-from ncd_serve.errors import UsageError
+from ncd_serve.errors import UsageError, needs_extra
 
 _IMAGES_PER_CLASS = 3
 _START_SECONDS = 120
@@ -23,7 +22,7 @@ def demo(
     """Train, evaluate, export, look, serve and query on images drawn here: nothing to download."""
     from ncd_serve.triton import TritonServer, find_triton
 
-    with needs("train"):
+    with needs_extra("train"):
         from ncd_training.data.datasets.glyphs import write_glyphs
 
     if folder.exists():

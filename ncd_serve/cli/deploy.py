@@ -25,9 +25,9 @@ def _group() -> None:
 
 @app.command()
 def render(
-    target: Annotated[Target, typer.Argument(help="What runs the servers.")],
+    target: Annotated[Target, typer.Argument(help="Platform that runs the servers.")],
     bundle: Annotated[Path, typer.Option(help="A bundle.")],
-    folder: Annotated[Path, typer.Option("--out", help="The folder to make.")],
+    folder: Annotated[Path, typer.Option("--out", help="Folder to write.")],
     repository: Annotated[Path, typer.Option(help="Triton model repository that serves it.")] = Path(
         "model_repository"
     ),

@@ -16,22 +16,20 @@ from ncd_serve.cli.console import messages, out
 if TYPE_CHECKING:
     from ncd_serve.drift.find import Drift
 
-_CHANGED = 5  # clusters whose shares are printed
+_MAX_CLUSTERS_PRINTED = 5  # clusters whose shares are printed
 
 
 def drift(
     rows: Annotated[Path, typer.Argument(help="Rows that `query` or `assign` wrote: .csv, .jsonl or .parquet.")],
-    bundle: Annotated[Path, typer.Option(help="The bundle whose model made them.")],
-    plot: Annotated[Path | None, typer.Option(help="Where to draw it; default ROWS.drift.svg.")] = None,
+    bundle: Annotated[Path, typer.Option(help="Bundle of the model that made the rows.")],
+    plot: Annotated[Path | None, typer.Option(help="Plot file; default ROWS.drift.svg.")] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
 ) -> None:
-    """Say whether new images are still like those that the clusters were found in."""
-    from ncd_serve.bundle import Bundle
+    """Check a batch of new images for drift from the training images."""
     from ncd_serve.drift.find import find_drift
     from ncd_serve.drift.plot import draw_drift
-    from ncd_serve.rows.tables import read_rows
 
-    found = find_drift(read_rows(rows), Bundle.read(bundle))
+    found = find_drift(rows, bundle)
     target = plot or rows.with_name(f"{rows.name}.drift.svg")
     draw_drift(found, target, title=rows.name)
     if as_json:
@@ -54,7 +52,7 @@ def _show(found: Drift) -> None:
         verdict = "[red]drifted[/red]" if measure.drifted else "[green]ok[/green]"
         table.add_row(measure.name, f"{measure.difference:.3f}", f"{measure.limit:.3f}", verdict, measure.meaning)
     out.print(table)
-    changed = sorted(found.shares, key=lambda share: -abs(share.batch - share.training))[:_CHANGED]
+    changed = sorted(found.shares, key=lambda share: -abs(share.batch - share.training))[:_MAX_CLUSTERS_PRINTED]
     table = Table("cluster", "name", "share in training", "share now", title="changed most", title_justify="left")
     for share in changed:
         table.add_row(str(share.cluster_id), escape(share.name), f"{share.training:.3f}", f"{share.batch:.3f}")

@@ -10,8 +10,8 @@ import typer
 from rich.table import Table
 
 from ncd_serve.cli.console import out, progress
-from ncd_serve.cli.extras import needs
 from ncd_serve.cli.options import ConfigFile, Recipes, SetOptions, settings_of_set
+from ncd_serve.errors import needs_extra
 from ncd_serve.options import (
     CacheViews,
     DataRoot,
@@ -52,7 +52,7 @@ def estimate_k(
 ) -> None:
     """Estimate how many novel classes the unlabelled images have, for `train --novel-classes`."""
     options = locals()
-    with needs("train"):
+    with needs_extra("train"):
         from ncd_training import api
 
         settings, folder = settings_of_set(options.pop("set_")), options.pop("out_")

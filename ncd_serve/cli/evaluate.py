@@ -9,7 +9,7 @@ from typing import Annotated
 import typer
 
 from ncd_serve.cli.console import out, progress
-from ncd_serve.cli.extras import needs
+from ncd_serve.errors import needs_extra
 
 
 def evaluate(
@@ -18,7 +18,7 @@ def evaluate(
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
 ) -> None:
     """Score a run on every split that has true classes: ACC, NMI, ARI, classes, quality of pseudo labels."""
-    with needs("train"):
+    with needs_extra("train"):
         from ncd_training.api import open_run
         from ncd_training.summary.figures import score_tables
 

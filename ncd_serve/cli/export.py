@@ -9,16 +9,9 @@ from typing import Annotated
 import typer
 
 from ncd_serve.cli.console import out, progress
-from ncd_serve.cli.extras import needs
 from ncd_serve.cli.options import ModelName
-
-
-class Precision(str, Enum):
-    """Bits of weights and activations."""
-
-    FP32 = "fp32"
-    FP16 = "fp16"
-    INT8 = "int8"
+from ncd_serve.contract import Precision
+from ncd_serve.errors import needs_extra
 
 
 class ServedOn(str, Enum):
@@ -53,7 +46,7 @@ def export(
     keep: Annotated[int | None, typer.Option(min=1, help="Remove all versions but the newest N.")] = None,
 ) -> None:
     """Export a run to a verified ONNX bundle and add it to a Triton model repository."""
-    with needs("train,export"):
+    with needs_extra("train,export"):
         from ncd_training.api import open_run
 
         bundle = open_run(run, progress=progress).export(
@@ -61,7 +54,7 @@ def export(
             repository=repository,
             model_name=model_name,
             checkpoint=checkpoint,
-            precision=precision.value,
+            precision=precision,
             min_agreement=min_agreement,
             device=device.value,
             cores=cores,

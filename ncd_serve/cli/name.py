@@ -12,9 +12,8 @@ from rich.markup import escape
 from rich.table import Column, Table
 
 from ncd_serve.cli.console import messages, out
-from ncd_serve.cli.extras import needs
 from ncd_serve.cli.options import ModelName
-from ncd_serve.errors import UsageError
+from ncd_serve.errors import UsageError, needs_extra
 
 if TYPE_CHECKING:
     from ncd_serve.naming import ClusterState, Naming
@@ -42,7 +41,7 @@ def apply(
         raise UsageError(f"{names} does not say which bundle it is for", hint="add --bundle RUN/bundle")
     opened = Bundle.read(folder)
     naming = apply_names(opened.manifest, wanted)
-    with needs("export"):
+    with needs_extra("export"):
         from ncd_export.rename import rename_bundle
     with messages.status("writing the named model"):
         named, version = rename_bundle(opened, naming, repository=repository, name=model_name, keep=keep)

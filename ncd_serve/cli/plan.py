@@ -12,26 +12,28 @@ from rich.table import Column, Table
 
 from ncd_serve.cli.console import messages, out
 
-_MOST = 1e15  # of anything: infinity cannot be planned for
+_MAX_NUMBER = 1e15  # of anything: infinity cannot be planned for
 
 
 def plan(
     bundle: Annotated[Path, typer.Option(help="The bundle to be served.")],
     sample: Annotated[Path, typer.Option(help="A folder of typical images, to measure with.")],
-    images_per_day: Annotated[float, typer.Option(min=1.0, max=_MOST, help="How many images come in a day, e.g. 1e9.")],
-    peak: Annotated[float, typer.Option(min=1.0, max=_MOST, help="The busiest second over the average one.")] = 2.0,
-    utilisation: Annotated[float, typer.Option(min=0.05, max=0.95, help="How busy cores and GPUs may be.")] = 0.7,
+    images_per_day: Annotated[float, typer.Option(min=1.0, max=_MAX_NUMBER, help="Images per day, e.g. 1e9.")],
+    peak: Annotated[float, typer.Option(min=1.0, max=_MAX_NUMBER, help="Peak load over average load.")] = 2.0,
+    utilisation: Annotated[
+        float, typer.Option(min=0.05, max=0.95, help="Highest share of time that cores and GPUs may be busy.")
+    ] = 0.7,
     cores: Annotated[int, typer.Option(min=1, help="Cores of a replica.")] = 8,
     gpu_rate: Annotated[
-        float | None, typer.Option(min=0.1, help="Images a second on one GPU, as you measured it: plan with GPUs.")
+        float | None, typer.Option(min=0.1, help="Measured images per second of one GPU: plan with GPUs.")
     ] = None,
     training_images: Annotated[
-        float, typer.Option(min=0.0, max=_MOST, help="Also plan the cached views of a training run.")
+        float, typer.Option(min=0.0, max=_MAX_NUMBER, help="Also plan the cached views of a training run.")
     ] = 0.0,
     views: Annotated[int, typer.Option(min=1, help="Cached views of each training image.")] = 8,
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
 ) -> None:
-    """Size a deployment on paper: replicas, GPUs, memory, network and disk, each with its formula."""
+    """Estimate the hardware a deployment needs: replicas, GPUs, memory, network and disk, each with its formula."""
     from ncd_serve.bundle import Bundle
     from ncd_serve.deploy.sizing import Demand, measure, size_up
     from ncd_serve.inputs.images import find_images

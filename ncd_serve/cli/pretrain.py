@@ -8,8 +8,8 @@ from typing import Annotated
 import typer
 
 from ncd_serve.cli.console import out, progress
-from ncd_serve.cli.extras import needs
 from ncd_serve.cli.options import ConfigFile, Recipes, ResumeRun, SetOptions, check_resume, settings_of_set
+from ncd_serve.errors import needs_extra
 from ncd_serve.options import (
     DataRoot,
     Dataset,
@@ -43,7 +43,7 @@ def pretrain(
 ) -> None:
     """Pretrain a backbone on your images without labels (self-supervised), for `train --weights`."""
     options = locals()
-    with needs("train"):
+    with needs_extra("train"):
         from ncd_training import api
         from ncd_training.base.run_dir import RunDir
 

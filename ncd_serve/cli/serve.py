@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import time
-from contextlib import nullcontext
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -12,11 +11,10 @@ import typer
 from rich.table import Column, Table
 
 from ncd_serve.cli.console import messages, out
-from ncd_serve.errors import NcdError, ServerError, UsageError
+from ncd_serve.errors import ServerError
+from ncd_serve.progress import Progress
 
 if TYPE_CHECKING:
-    from ncd_serve.cli.background import Background
-    from ncd_serve.triton import TritonServer
     from ncd_serve.triton.registry import RunningServer
 
 _STOP_SECONDS = 40  # more than the drain of a server takes at most
@@ -31,102 +29,38 @@ def serve(
     metrics_port: Annotated[int | None, typer.Option(help=f"Port for metrics; {_USUAL_PORT.format(8002)}.")] = None,
     watch: Annotated[bool, typer.Option("--watch", help="Load new versions as they are exported.")] = False,
     quiet: Annotated[bool, typer.Option("--quiet", help="Do not show requests and latency.")] = False,
-    detached: Annotated[bool, typer.Option("--detach", help="Return once it is ready, and let it run.")] = False,
+    detached: Annotated[
+        bool, typer.Option("--detach", help="Run in the background; return once the server is ready.")
+    ] = False,
     log: Annotated[Path | None, typer.Option(help="Write Triton's log to this file.")] = None,
-    timeout: Annotated[float, typer.Option(help="Seconds that the models may take to load.")] = 120.0,
+    timeout: Annotated[float, typer.Option(help="Seconds to wait for the models to load.")] = 120.0,
     triton_options: Annotated[
         list[str] | None, typer.Argument(help="After a lone --: options of tritonserver itself.", show_default=False)
     ] = None,
 ) -> None:
     """Start a Triton server on a model repository; Ctrl-C stops it."""
-    from ncd_serve.cli.background import detach
-    from ncd_serve.triton import TritonServer
-    from ncd_serve.triton.process import USUAL_PORTS, usual_or_free
-    from ncd_serve.triton.registry import default_log
+    from ncd_serve.triton.serve import ServeOptions, serve_detached, serve_until_stopped
 
-    background = None
+    options = ServeOptions(
+        repository,
+        host=host,
+        http_port=http_port,
+        grpc_port=grpc_port,
+        metrics_port=metrics_port,
+        watch=watch,
+        quiet=quiet,
+        log=log,
+        timeout=timeout,
+        triton_options=triton_options or (),
+    )
     if detached:
-        log = (log or default_log()).absolute()
-        background = detach(log)
-    try:
-        wanted = zip((http_port, grpc_port, metrics_port), USUAL_PORTS, strict=True)
-        ports = [usual_or_free(host, *pair) for pair in wanted]
-        server = TritonServer(
-            repository,
-            host=host,
-            http_port=ports[0],
-            grpc_port=ports[1],
-            metrics_port=ports[2],
-            log_path=log,
-            live_updates=watch,
-            extra_arguments=triton_options or (),
-        )
-        _run(server, repository, log, timeout=timeout, watch=watch, quiet=quiet, background=background)
-    except NcdError as error:
-        if background:
-            background.failed(error.exit_code, f"error: {error}\nhint: {error.hint or f'see the log {log}'}")
-        raise
+        _print(serve_detached(options, progress=Progress(messages)))
+    else:
+        serve_until_stopped(options, ready=_print, progress=Progress(messages))
 
 
-def _run(
-    server: TritonServer,
-    repository: Path,
-    log: Path | None,
-    *,
-    timeout: float,
-    watch: bool,
-    quiet: bool,
-    background: Background | None,
-) -> None:
-    from ncd_serve.cli.activity import ActivityDisplay
-    from ncd_serve.triton import Supervisor, Updates
-    from ncd_serve.triton.registry import registered
-
-    try:
-        updates = Updates(repository) if watch else None
-        with messages.status("starting Triton"):
-            server.start()
-            server.wait_ready(timeout)
-        with registered(server, repository=repository, log=log):
-            if background:
-                background.ready(_greeting(server, repository, f"ncd-serve stop     (log: {log})"))
-            else:
-                text = _greeting(server, repository, "Ctrl-C")
-                out.print(text, highlight=False, markup=False, soft_wrap=True)
-            supervisor = Supervisor(server, start_seconds=timeout, tell=_tell)
-            with nullcontext() if quiet else ActivityDisplay(server) as display:
-                supervisor.run(updates=updates, show=display.update if display else lambda: None)
-    finally:
-        with messages.status("stopping Triton: requests that are under way may finish (Ctrl-C drops them)"):
-            server.stop()
-
-
-def _tell(text: str) -> None:
-    messages.print(f"{time.strftime('%H:%M:%S')} {text}", highlight=False, markup=False, soft_wrap=True)
-
-
-def _greeting(server: TritonServer, repository: Path, how_to_stop: str) -> str:
-    """Where it listens, and a line for every way to ask it."""
-    from ncd_serve.client.client import DEFAULT_MODEL
-    from ncd_serve.triton import check_repository, jpeg_model_name
-
-    names = check_repository(repository)
-    asked = [name for name in names if jpeg_model_name(name) in names] or names
-    name = DEFAULT_MODEL if DEFAULT_MODEL in asked else asked[0]
-    model = "" if name == DEFAULT_MODEL else f" --model-name {name}"
-    keyword = "" if name == DEFAULT_MODEL else f', model="{name}"'
-    lines = [
-        f"Triton is ready: gRPC {server.grpc_url}, HTTP {server.http_url}, metrics {server.metrics_url}",
-        f"shell:  ncd-serve query IMAGES --url grpc://{server.grpc_url}{model}",
-        f'Python: from ncd_serve import Client; print(*Client("grpc://{server.grpc_url}"{keyword}).assign(["bird.jpg"]))',
-    ]
-    if jpeg_model_name(name) in names:
-        path = f"http://{server.http_url}/v2/models/{jpeg_model_name(name)}/infer"
-        lines.append(
-            f"curl:   curl -s {path} -H 'Inference-Header-Content-Length: 0' --data-binary @bird.jpg"
-            " | grep -ao '{\"cluster_id.*}'"
-        )
-    return "\n".join([*lines, f"stop:   {how_to_stop}"])
+def _print(text: str) -> None:
+    out.print(text, highlight=False, markup=False, soft_wrap=True)
 
 
 def status(as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False) -> None:
@@ -160,20 +94,13 @@ def stop(
     ] = None,
     everything: Annotated[bool, typer.Option("--all", help="Stop all of them.")] = False,
 ) -> None:
-    """Stop servers that run on this machine; requests that are under way may finish."""
-    from ncd_serve.triton.registry import running_servers
+    """Stop servers on this machine; requests in flight may finish."""
+    from ncd_serve.triton.registry import choose_servers
 
-    servers = {server.pid: server for server in running_servers()}
-    if not servers:
-        raise ServerError("no server runs on this machine", hint="ncd-serve status shows those that do")
-    if not ids and not everything and len(servers) > 1:
-        raise UsageError("several servers run", hint=f"name one of {', '.join(map(str, servers))}, or use --all")
-    if unknown := set(ids or ()) - set(servers):
-        raise UsageError(f"no server has the id {min(unknown)}", hint="ncd-serve status shows them")
-    for pid in ids or servers:
-        with messages.status(f"stopping {pid}"):
-            servers[pid].stop(timeout=_STOP_SECONDS)
-        out.print(f"stopped {pid}, {servers[pid].repository}", highlight=False, soft_wrap=True)
+    for server in choose_servers(ids or (), everything=everything):
+        with messages.status(f"stopping {server.pid}"):
+            server.stop(timeout=_STOP_SECONDS)
+        _print(f"stopped {server.pid}, {server.repository}")
 
 
 def _age(server: RunningServer) -> str:

@@ -8,7 +8,6 @@ from typing import Annotated
 import typer
 
 from ncd_serve.cli.console import one_speaker, out, progress
-from ncd_serve.cli.extras import needs
 from ncd_serve.cli.options import (
     ConfigFile,
     MethodName,
@@ -18,7 +17,7 @@ from ncd_serve.cli.options import (
     check_resume,
     settings_of_set,
 )
-from ncd_serve.errors import UsageError
+from ncd_serve.errors import UsageError, needs_extra
 from ncd_serve.options import (
     CacheViews,
     DataRoot,
@@ -59,11 +58,11 @@ def train(
 ) -> None:
     """Train on labelled images of known classes and unlabelled ones: the dual-branch model, or a baseline."""
     options = locals()
-    with needs("train"):
+    with needs_extra("train"):
         from ncd_training import api
         from ncd_training.base.launch import Launch
 
-    with one_speaker(is_leader=Launch.read().is_leader), needs("train"):
+    with one_speaker(is_leader=Launch.read().is_leader), needs_extra("train"):
         if resume is not None:
             if dry_run:
                 raise UsageError("--dry-run is for a new run", hint="drop --resume")

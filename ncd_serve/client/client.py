@@ -4,9 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import weakref
-from collections.abc import AsyncIterator, Iterable, Iterator
+from collections.abc import AsyncIterator, Iterator
 from concurrent.futures import Future
-from pathlib import Path
 from types import TracebackType
 from typing import Any
 
@@ -14,16 +13,14 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ncd_serve.client.connection import CHECK_SERVER, Connection, in_background
-from ncd_serve.contract import Contract, read_contract
+from ncd_serve.contract import DEFAULT_MODEL, DEFAULT_URL, Contract, read_contract
 from ncd_serve.errors import ServerError, UsageError
 from ncd_serve.fit import FITS
-from ncd_serve.inputs.sources import find_sources
+from ncd_serve.inputs.sources import Images, find_sources
 from ncd_serve.prediction import Prediction
 from ncd_serve.rows.assignment import assign_images
 from ncd_serve.runners import Answer
 
-Images = str | Path | Iterable[str | Path]
-DEFAULT_MODEL = "ncd_global"
 DEFAULT_TIMEOUT = 60.0
 DEFAULT_PATIENCE = 60.0
 DEFAULT_CONCURRENCY = 16
@@ -32,7 +29,7 @@ DEFAULT_CONCURRENCY = 16
 class Client:
     """Clusters of images from a Triton server that speaks our contract, over grpc:// or http://.
 
-        with Client("grpc://127.0.0.1:8001") as client:
+        with Client() as client:  # Client("grpc://HOST:PORT") for another server than this machine's
             for row in client.assign(["photos/", "more.zip"]):
                 print(row.path, row.cluster_name, row.confidence)
 
@@ -43,7 +40,7 @@ class Client:
 
     def __init__(
         self,
-        url: str,
+        url: str = DEFAULT_URL,
         *,
         model: str = DEFAULT_MODEL,
         timeout: float = DEFAULT_TIMEOUT,
@@ -59,11 +56,16 @@ class Client:
         self.cluster_names = self._model.cluster_names
 
     def answer(self, images: NDArray[np.uint8]) -> Answer:
-        """What the model says of images uint8 [N, H, W, 3], in as many requests as the server needs."""
+        """Ask the model about images uint8 [N, H, W, 3], in as many requests as the server's batch limit needs."""
         return self.submit(images).result()
 
     def submit(self, images: NDArray[np.uint8]) -> Future[Answer]:
-        """The same, without waiting."""
+        """Ask as `answer` does, without waiting."""
+        if not self._closing.alive:
+            raise UsageError(
+                "the connection to the server is closed",
+                hint="rows come one by one: read them inside the `with` block, e.g. rows = list(client.assign(images))",
+            )
         future = in_background(self._model.answer(images))
         self._pending.add(future)
         future.add_done_callback(self._pending.discard)
@@ -72,19 +74,19 @@ class Client:
     def assign(
         self, images: Images, *, allow_urls: bool = False, top_k: int = 3, min_confidence: float = 0.0
     ) -> Iterator[Prediction]:
-        """One row for each image in files, folders, patterns, archives and, if allowed, URLs; in their order."""
+        """One row for each image, in their order; `images` as `find_sources` takes them."""
         sources = find_sources(images, allow_urls=allow_urls).images
         return assign_images(sources, self, top_k=top_k, min_confidence=min_confidence)
 
     def close(self) -> None:
-        """Give up what is still being asked, and let go of the server."""
+        """Cancel requests in flight and close the connection."""
         for future in list(self._pending):
             future.cancel()
         if closed := self._closing():
             closed.result()
 
     def __enter__(self) -> Client:
-        """For `with`, which closes it."""
+        """Return the client; `with` closes it."""
         return self
 
     def __exit__(
@@ -95,9 +97,9 @@ class Client:
 
 
 class AsyncClient:
-    """The same for asyncio; nothing blocks the caller's loop.
+    """Client for asyncio; nothing blocks the caller's loop.
 
-        async with await AsyncClient.connect("grpc://127.0.0.1:8001") as client:
+        async with await AsyncClient.connect() as client:
             async for row in client.assign(["photos/"]):
                 print(row.path, row.cluster_name, row.confidence)
 
@@ -110,26 +112,26 @@ class AsyncClient:
         self.cluster_names = client.cluster_names
 
     @classmethod
-    async def connect(cls, url: str, **options: Any) -> AsyncClient:
+    async def connect(cls, url: str = DEFAULT_URL, **options: Any) -> AsyncClient:
         """Reach a server; the options are those of `Client`."""
         return cls(await asyncio.to_thread(Client, url, **options))
 
     async def answer(self, images: NDArray[np.uint8]) -> Answer:
-        """As `Client.answer`."""
+        """Ask as `Client.answer` does."""
         return await asyncio.wrap_future(self._client.submit(images))
 
     async def assign(self, images: Images, **options: Any) -> AsyncIterator[Prediction]:
-        """As `Client.assign`."""
+        """Yield rows as `Client.assign` does."""
         rows = await asyncio.to_thread(self._client.assign, images, **options)
         while (row := await asyncio.to_thread(next, rows, None)) is not None:
             yield row
 
     async def close(self) -> None:
-        """As `Client.close`."""
+        """Close as `Client.close` does."""
         await asyncio.to_thread(self._client.close)
 
     async def __aenter__(self) -> AsyncClient:
-        """For `async with`, which closes it."""
+        """Return the client; `async with` closes it."""
         return self
 
     async def __aexit__(
@@ -144,7 +146,7 @@ def _close(model: _ServedModel) -> Future[None]:
 
 
 class _ServedModel:
-    """What both clients drive, on the background loop."""
+    """A model on a server, asked on the background loop by both clients."""
 
     def __init__(self, connection: Connection, contract: Contract, concurrency: int) -> None:
         self.contract, self._connection = contract, connection
@@ -152,7 +154,6 @@ class _ServedModel:
         self._shape = (side, side, 3)
         self._room = asyncio.Semaphore(concurrency)
         self.cluster_names = [str(number) for number in range(contract.clusters)]
-        self._wanted = ["probabilities", "fit"] if contract.tells_fit else ["probabilities"]
         self.close = connection.close
 
     @classmethod
@@ -186,15 +187,26 @@ class _ServedModel:
         step = self.contract.max_batch
         parts = [images[start : start + step] for start in range(0, len(images), step)]
         answers = await asyncio.gather(*map(self._ask, parts))
-        probabilities, *fits = (np.concatenate(column) for column in zip(*answers, strict=True))
-        return Answer(probabilities, fits[0] if fits else None)
+        names = [output.name for output in self.contract.outputs]
+        return Answer(**{name: np.concatenate([getattr(answer, name) for answer in answers]) for name in names})
 
-    async def _ask(self, images: NDArray[np.uint8]) -> list[NDArray[Any]]:
+    async def _ask(self, images: NDArray[np.uint8]) -> Answer:
+        outputs = self.contract.outputs
         async with self._room:
-            probabilities, *fits = await self._connection.infer(images, self._wanted)
-        if probabilities.shape != (len(images), self.contract.clusters) or not np.isfinite(probabilities).all():
-            raise ServerError(f"{self._connection.where} gave an answer that is no probabilities", hint=CHECK_SERVER)
-        if not np.isin(fits, range(len(FITS))).all():
-            raise ServerError(f"{self._connection.where} gave an answer that is no fit", hint=CHECK_SERVER)
+            arrays = await self._connection.infer(images, [output.name for output in outputs])
         # One value for each image, as Triton declares it, is a column.
-        return [probabilities, *(fit.reshape(len(images)) for fit in fits)]
+        pairs = zip(outputs, arrays, strict=True)
+        shaped = {output.name: array if output.shape else array.reshape(-1) for output, array in pairs}
+        answer = Answer(**shaped)
+        if wrong := _wrong(answer, len(images), self.contract.clusters):
+            raise ServerError(f"{self._connection.where} answered with an invalid {wrong}", hint=CHECK_SERVER)
+        return answer
+
+
+def _wrong(answer: Answer, images: int, clusters: int) -> str | None:
+    """The name of an output that cannot be right."""
+    if answer.probabilities.shape != (images, clusters) or not np.isfinite(answer.probabilities).all():
+        return "array of probabilities"
+    if answer.fit is not None and (len(answer.fit) != images or not np.isin(answer.fit, range(len(FITS))).all()):
+        return "fit"
+    return None

@@ -55,7 +55,7 @@ def _loop() -> asyncio.AbstractEventLoop:
 
 
 def _report(loop: asyncio.AbstractEventLoop, context: dict[str, Any]) -> None:
-    """Say what went wrong beside all requests, but not that gRPC looked into a queue which it had just closed."""
+    """Report errors outside of requests, except gRPC's read of a queue that it has just closed."""
     error = context.get("exception")
     if not (isinstance(error, OSError) and error.errno == errno.EBADF):
         loop.default_exception_handler(context)
@@ -130,7 +130,7 @@ class Connection:
         return [result.as_numpy(name) for name in outputs]
 
     async def close(self) -> None:
-        """Let go of the server."""
+        """Close the connection."""
         await self._client.close()
 
     async def _call(self, ask: Callable[[], Awaitable[Any]], patience: float) -> Any:

@@ -4,7 +4,7 @@ from enum import Enum
 
 
 class Target(str, Enum):
-    """What runs the servers."""
+    """Platform that runs the servers."""
 
     COMPOSE = "compose"
     HELM = "helm"

@@ -1,4 +1,4 @@
-"""What a deployment has to know: about the bundle, from the repository that serves it, and where that will be."""
+"""Facts for the templates of a deployment: the bundle, its model in the repository, and the repository's place."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ _URI = re.compile(
 
 @dataclass(frozen=True)
 class Deployment:
-    """What the templates are filled in with."""
+    """Values of the templates."""
 
     name: str
     image: str
@@ -64,23 +64,23 @@ class Deployment:
 
     @property
     def memory_mib(self) -> int:
-        """What a pod may use."""
+        """Memory limit of a pod."""
         return pod_mib(self.peak_mib)
 
     @property
     def startup_minutes(self) -> int:
-        """How long a start may take at most."""
+        """Time limit of a start."""
         return 30 if self.engine_cache else 10
 
     @property
     def made(self) -> str:
-        """Where a file comes from."""
+        """Origin of the files, for their first line."""
         size = f"batches of up to {self.max_batch} images of {self.side}x{self.side}"
         return f"Made by ncd-serve {self.ncd_version} for bundle {self.bundle_id}: {self.model} {self.version}, {size}."
 
     @property
     def sizing(self) -> str:
-        """Why it asks for so much memory."""
+        """Reason for the memory limit."""
         rest = f"half as much again, and {OVERHEAD_MIB} MiB for Triton, its Python processes and shared memory"
         return f"Measured: {self.peak_mib} MiB for a batch of {self.max_batch} on a CPU; {rest}."
 
@@ -88,7 +88,7 @@ class Deployment:
 def describe(
     bundle: Bundle, repository: Path, *, model: str, image: str | None = None, repository_uri: str = ""
 ) -> Deployment:
-    """All facts about a bundle that `repository` serves as `model`; raises for what cannot be deployed."""
+    """Collect the facts about a bundle that `repository` serves as `model`; raise for what cannot be deployed."""
     if not _LABEL.fullmatch(model):
         raise UsageError(f"'{model}' cannot be a label in Kubernetes", hint="export it with a shorter --model-name")
     name = f"ncd-{re.sub('[^a-z0-9]+', '-', model.lower()).removeprefix('ncd-')}"[:40].rstrip("-")
@@ -146,7 +146,7 @@ def _served_config(repository: Path, model: str, bundle_id: str) -> Any:
 
 
 def _device(config: Any) -> dict[str, Any]:
-    """Whether the model is served on a GPU, and how many cores it needs."""
+    """Return whether the model is served on a GPU, and the number of cores that it needs."""
     from tritonclient.grpc.model_config_pb2 import ModelInstanceGroup
 
     gpu = any(group.kind == ModelInstanceGroup.KIND_GPU for group in config.instance_group)

@@ -1,4 +1,4 @@
-"""How much memory a model takes. It is measured: what a batch needs on its way does not follow from the file."""
+"""Memory of a model, measured: the working memory of a batch does not follow from the file."""
 
 from __future__ import annotations
 
@@ -20,14 +20,14 @@ OVERHEAD_MIB = SHARED_MEMORY_MIB + 512  # Triton, its Python processes, shared m
 
 
 def peak_mib(bundle: Bundle, batch: int) -> int:
-    """What a process that answers one batch of that size has held at most, in MiB, rounded up.
+    """Peak memory in MiB of a process that answers one batch of that size.
 
-    In steps, so that measuring again does not change the files.
+    Rounded up in steps, so that measuring again does not change the files.
     """
     command = [sys.executable, "-m", __name__, str(bundle.folder), str(batch)]
     done = subprocess.run(command, capture_output=True, text=True, check=False)
     if done.returncode:
-        last = (done.stderr.splitlines() or ["it ended without a word"])[-1]
+        last = (done.stderr.splitlines() or ["it exited without a message"])[-1]
         raise DataError(
             f"the model of {bundle.folder} cannot answer {batch} images here: {last}", hint="ncd-serve doctor"
         )
@@ -35,7 +35,7 @@ def peak_mib(bundle: Bundle, batch: int) -> int:
 
 
 def pod_mib(peak: int) -> int:
-    """What a pod may use whose model holds `peak` at most, in steps of 256."""
+    """Memory limit of a pod whose model holds `peak` MiB at most, in steps of 256."""
     return math.ceil((1.5 * peak + OVERHEAD_MIB) / 256) * 256
 
 

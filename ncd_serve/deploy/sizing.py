@@ -1,4 +1,4 @@
-"""How many machines a load needs, on paper: each answer with its formula, and whether its figures were measured.
+"""Hardware that a load needs: each figure with its formula, and whether it was measured.
 
 A figure is `measured` on this machine or `computed` from others. Nothing here knows a cluster: what is asked of its
 network and its storage is said as a demand, not promised.
@@ -35,7 +35,7 @@ ROW_BYTES = 60.0  # a row in Parquet, rounded up: 600 rows with short paths took
 
 @dataclass(frozen=True)
 class Demand:
-    """What is asked for."""
+    """Load to plan for."""
 
     images_per_day: float
     peak: float = 2.0  # the busiest second over the average one
@@ -48,7 +48,7 @@ class Demand:
 
 @dataclass(frozen=True)
 class Figures:
-    """What one image costs on one core of this machine."""
+    """Cost of one image on one core of this machine."""
 
     model_ms: float
     decode_ms: float
@@ -194,7 +194,7 @@ def _training(demand: Demand, figures: Figures) -> list[Line]:
 
 
 def _median_ms(work: Callable[[], object]) -> float:
-    """In time of this thread, so that other work on the machine counts little."""
+    """Median CPU time of this thread in ms, so that other work on the machine counts little."""
     times = []
     for _ in range(_ROUNDS):
         start = time.thread_time()

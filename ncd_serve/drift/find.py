@@ -1,4 +1,4 @@
-"""Whether a batch of new images is like the images that a model found its clusters in.
+"""Drift of a batch of new images from the images that a model found its clusters in.
 
 Three questions, each answered by a difference that has to be both large and hardly possible by chance: are the
 clusters' shares the same, is the model as sure, and do as few images lie beyond the fences of their clusters?
@@ -9,17 +9,19 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from ncd_serve.bundle import Bundle
 from ncd_serve.errors import DataError
 from ncd_serve.fit import FITS
+from ncd_serve.rows.tables import read_rows
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
-    from ncd_serve.bundle import Bundle
     from ncd_serve.prediction import Prediction
 
     Ids = NDArray[np.integer[Any]]
@@ -34,7 +36,7 @@ _BINS = 10  # of the pictured confidences
 
 @dataclass(frozen=True)
 class Measure:
-    """One question: how different a batch is, and what would be the least to speak of."""
+    """One test: the difference of a batch, and the limit above which it counts as drift."""
 
     name: str
     meaning: str
@@ -43,7 +45,7 @@ class Measure:
 
     @property
     def drifted(self) -> bool:
-        """Whether this is more than chance and too much to ignore."""
+        """True if the difference is beyond its limit."""
         return self.difference > self.limit
 
 
@@ -70,12 +72,21 @@ class Drift:
 
     @property
     def drifted(self) -> bool:
-        """Whether any measure says so."""
+        """True if any measure drifted."""
         return any(measure.drifted for measure in self.measures)
 
 
-def find_drift(rows: Sequence[Prediction], bundle: Bundle) -> Drift:
-    """Compare rows with the bundle's own images; DataError when there are too few, or they are another model's."""
+def find_drift(rows: Sequence[Prediction] | str | Path, bundle: Bundle | str | Path) -> Drift:
+    """Compare rows with the images of a bundle; DataError when there are too few, or they are another model's.
+
+    Rows are predictions or a file of them.
+    """
+    rows = read_rows(rows) if isinstance(rows, (str, Path)) else rows
+    bundle = bundle if isinstance(bundle, Bundle) else Bundle.read(bundle)
+    return _compare(rows, bundle)
+
+
+def _compare(rows: Sequence[Prediction], bundle: Bundle) -> Drift:
     answered = [row for row in rows if row.status != "error"]
     _check(answered, bundle)
     manifest, reference = bundle.manifest, bundle.reference()
@@ -147,7 +158,7 @@ def _confidences_differ(training: Floats, batch: Floats) -> Measure:
 
 
 def _fits_differ(training: Ids, batch: Ids) -> Measure:
-    """How many more are beyond a fence; chance is how far that share strays in samples of the training images."""
+    """Share of images beyond a fence, minus that of training; chance is its spread in samples of training images."""
     typical = FITS.index("typical")
     expected = float(((training != typical).sum() + 1) / (len(training) + 2))
     strays = np.random.default_rng(_SEED).binomial(len(batch), expected, _DRAWS) / len(batch) - expected

@@ -13,7 +13,7 @@ if TYPE_CHECKING:
 
     from ncd_serve.drift.find import Drift
 
-_MOST = 40  # clusters that are drawn: those whose shares changed most
+_MAX_CLUSTERS_DRAWN = 40  # clusters that are drawn: those whose shares changed most
 
 
 class _Bars(NamedTuple):
@@ -25,8 +25,12 @@ class _Bars(NamedTuple):
 
 def draw_drift(found: Drift, target: Path, *, title: str) -> None:
     """Pairs of bars, training beside the batch: shares of clusters, of confidences and of fits."""
-    changed = sorted(found.shares, key=lambda share: -abs(share.batch - share.training))[:_MOST]
-    names = f"the {_MOST} clusters that changed most" if len(found.shares) > _MOST else "clusters"
+    changed = sorted(found.shares, key=lambda share: -abs(share.batch - share.training))[:_MAX_CLUSTERS_DRAWN]
+    names = (
+        f"the {_MAX_CLUSTERS_DRAWN} clusters that changed most"
+        if len(found.shares) > _MAX_CLUSTERS_DRAWN
+        else "clusters"
+    )
     tenths = [f"{tenth / 10:.1f} to {(tenth + 1) / 10:.1f}" for tenth in range(10)]
     groups = [
         _Bars("confidence", list(zip(tenths, found.confidences["training"], found.confidences["batch"], strict=True))),

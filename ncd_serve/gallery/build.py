@@ -1,23 +1,25 @@
-"""From a collection to the file: facts, map, thumbnails, page."""
+"""Make a page: read the source, draw the map, make thumbnails, write the file."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 import numpy as np
 
-from ncd_serve.errors import DataError
+from ncd_serve.bundle import MANIFEST
+from ncd_serve.errors import DataError, UsageError
 from ncd_serve.files import atomic_path
 from ncd_serve.gallery.clusters import describe
-from ncd_serve.gallery.collection import Collection, Track, silent
+from ncd_serve.gallery.collection import Collection
 from ncd_serve.gallery.page import page_data, write_page
 from ncd_serve.gallery.projection import MapKind, choose_kind, places
+from ncd_serve.gallery.read import read_source
 from ncd_serve.gallery.thumbnails import make_sheets, tile_size
+from ncd_serve.progress import SILENT, Progress
 
 if TYPE_CHECKING:
-    from pathlib import Path
-
     from ncd_serve.gallery.collection import Floats
 
 
@@ -31,14 +33,45 @@ class Gallery:
     missing: int  # images whose files could not be read
 
 
+def make_gallery(
+    source: str | Path,
+    out: str | Path | None = None,
+    *,
+    bundle: str | Path | None = None,
+    images: str | Path | None = None,
+    title: str | None = None,
+    kind: MapKind | None = None,
+    progress: Progress = SILENT,
+) -> Gallery:
+    """Write the page of a run, a bundle or rows; without `out` to its default place."""
+    target = Path(out) if out else _default_page(Path(source))
+    if target.is_dir():
+        raise UsageError(f"{target} is a folder", hint=f"--out {target / 'gallery.html'}")
+    shown = read_source(source, bundle=bundle, images=images, progress=progress)
+    return build_gallery(shown, target, title=title, kind=kind, progress=progress)
+
+
+def _default_page(source: Path) -> Path:
+    """Beside a file, inside a run, and beside a bundle, whose files are counted."""
+    if source.is_dir() and not (source / MANIFEST).is_file():
+        return source / "gallery.html"
+    whole = source.resolve()
+    return whole.with_name(f"{whole.name}.gallery.html")
+
+
 def build_gallery(
-    shown: Collection, target: Path, *, title: str | None = None, kind: MapKind | None = None, track: Track = silent
+    shown: Collection,
+    target: Path,
+    *,
+    title: str | None = None,
+    kind: MapKind | None = None,
+    progress: Progress = SILENT,
 ) -> Gallery:
     """Write the page of a collection, atomically."""
     clusters, central = describe(shown)
-    kind, where = _draw_map(shown, kind, track)
+    kind, where = _draw_map(shown, kind, progress)
     size = tile_size(len(shown.paths))
-    sheets = make_sheets(shown.files, clusters, size=size, track=track)
+    sheets = make_sheets(shown.files, clusters, size=size, progress=progress)
     data = page_data(
         shown, clusters, central, sheets=sheets, tile=size, title=title or shown.source.name, kind=kind, where=where
     )
@@ -50,11 +83,11 @@ def build_gallery(
     return Gallery(target, len(shown.paths), len(clusters), sum(len(sheet.missing) for sheet in sheets))
 
 
-def _draw_map(shown: Collection, kind: MapKind | None, track: Track) -> tuple[MapKind, Floats | None]:
+def _draw_map(shown: Collection, kind: MapKind | None, progress: Progress) -> tuple[MapKind, Floats | None]:
     """Places of the images and, after them, of the background."""
     if shown.embeddings is None or kind is MapKind.NONE:
         return MapKind.NONE, None
     vectors = shown.embeddings if shown.background is None else np.concatenate([shown.embeddings, shown.background])
     chosen = kind or choose_kind(len(vectors))
-    (where,) = track((places(vectors, chosen) for _ in range(1)), f"drawing the map ({chosen.value})", 1)
-    return chosen, where
+    with progress.status(f"drawing the map ({chosen.value})"):
+        return chosen, places(vectors, chosen)

@@ -1,4 +1,4 @@
-"""Facts about each cluster: what is central in it, what is doubtful, and what it is near to."""
+"""Facts about each cluster: central images, doubtful images, and nearest clusters."""
 
 from __future__ import annotations
 

@@ -1,24 +1,22 @@
-"""What a gallery shows, wherever it comes from: images with their clusters, and what is known about them."""
+"""Images with their clusters, as a gallery shows them, read from a run, a bundle or rows."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Literal
+from typing import Literal
 
 import numpy as np
 from numpy.typing import NDArray
 
 Ids = NDArray[np.int64]
 Floats = NDArray[np.float32]
-Track = Callable[[Iterable[Any], str, int], Iterable[Any]]
 Kind = Literal["run", "bundle", "rows"]
 
 
 @dataclass(frozen=True)
 class GivenNames:
-    """What people have said about the clusters so far."""
+    """Names, merges and junk that people have given so far."""
 
     defaults: list[str]  # what every cluster is called while it has no name, by id
     names: dict[int, str] = field(default_factory=dict)
@@ -54,14 +52,10 @@ class Collection:
     known_ids: dict[int, Ids] = field(default_factory=dict)  # by cluster: the known classes that its images resemble
     known_classes: list[str] = field(default_factory=list)
     truth: list[str] = field(default_factory=list)  # true classes, for reports alone; empty where nobody knows them
+    matched: list[str] = field(default_factory=list)  # [C] the true class of each cluster, "" for none; or empty
     failures: list[tuple[str, str]] = field(default_factory=list)  # images without a cluster, and why
 
     @property
     def total(self) -> int:
         """Images in clusters, shown or not."""
         return int(self.counts.sum())
-
-
-def silent(items: Iterable[Any], description: str, total: int) -> Iterable[Any]:
-    """No progress at all."""
-    return items

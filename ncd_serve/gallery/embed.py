@@ -20,19 +20,20 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from ncd_serve.bundle import Bundle
-    from ncd_serve.gallery.collection import Floats, Track
+    from ncd_serve.gallery.collection import Floats
+    from ncd_serve.progress import Progress
 
 _BATCH = 32
 
 
-def embed(bundle: Bundle, files: Sequence[Path], *, track: Track) -> list[Floats | str]:
+def embed(bundle: Bundle, files: Sequence[Path], *, progress: Progress) -> list[Floats | str]:
     """The embedding [d] of each image, or the reason why there is none."""
     session = open_session(bundle.model_path)
     load = partial(_try_load, spec=bundle.manifest.preprocess)
     answers: list[Floats | str] = []
     starts = range(0, len(files), _BATCH)
     with ThreadPoolExecutor(DECODERS) as decoders:
-        for start in track(starts, "embedding images", len(starts)):
+        for start in progress.track(starts, "embedding images", len(starts)):
             loaded = list(decoders.map(load, files[start : start + _BATCH]))
             images = [image for image in loaded if not isinstance(image, str)]
             found = iter(session.run(["embedding"], {"image": np.stack(images)})[0] if images else ())

@@ -9,11 +9,9 @@ from importlib.resources import files
 from itertools import accumulate
 from typing import TYPE_CHECKING, Any
 
-import numpy as np
-
 from ncd_serve import __version__
 from ncd_serve.fit import FITS
-from ncd_serve.gallery.matching import best_match, contingency
+from ncd_serve.gallery.confusion import confusion_data
 from ncd_serve.gallery.thumbnails import COLUMNS, parts
 from ncd_serve.inputs.images import printable
 
@@ -28,7 +26,7 @@ if TYPE_CHECKING:
 
 # In this order, in one scope.
 SCRIPTS = ("data", "sheets", "naming", "tiles", "cards", "detail", "filter", "map", "matrix", "keys", "main")
-_MOST_FAILURES = 200  # listed; all are counted
+_MAX_FAILURES_LISTED = 200  # listed; all are counted
 
 
 def page_data(
@@ -42,7 +40,7 @@ def page_data(
     kind: MapKind,
     where: Floats | None,
 ) -> dict[str, Any]:
-    """All that the script reads: images in the order of the sheets, column by column."""
+    """Data of the page's script: images in the order of the sheets, column by column."""
     naming = shown.naming
     order = [row for cluster in clusters for row in cluster.images]
     starts = [0, *accumulate(len(rows) for _, rows in parts(clusters))]
@@ -70,8 +68,8 @@ def page_data(
         "clusters": [_cluster_data(cluster) for cluster in clusters],
         "images": _image_data(shown, order, central, where),
         "background": [_rounded(axis, 4) for axis in where[len(order) :].T] if where is not None else [[], []],
-        "confusion": _confusion(shown, clusters),
-        "failures": [[printable(path), error] for path, error in shown.failures[:_MOST_FAILURES]],
+        "confusion": confusion_data(shown, [cluster.number for cluster in clusters]),
+        "failures": [[printable(path), error] for path, error in shown.failures[:_MAX_FAILURES_LISTED]],
         "failed": len(shown.failures),
     }
 
@@ -112,26 +110,6 @@ def _image_data(shown: Collection, order: list[int], central: Floats, where: Flo
     }
 
 
-def _confusion(shown: Collection, clusters: Sequence[Cluster]) -> dict[str, Any] | None:
-    """Clusters and true classes in matched order, with the images that they share."""
-    if not shown.truth:
-        return None
-    classes, table = contingency(shown.cluster_ids, shown.truth, clusters=len(shown.counts))
-    numbers = [cluster.number for cluster in clusters]
-    pairs = best_match(table[numbers])
-    left = [column for column in range(len(classes)) if column not in {match for _, match in pairs}]
-    columns = [column for _, column in pairs] + left
-    rows = [row for row, _ in pairs] + [row for row in range(len(numbers)) if row not in {match for match, _ in pairs}]
-    ordered = table[numbers][rows][:, columns]
-    return {
-        "clusters": [numbers[row] for row in rows],
-        "classes": [classes[column] for column in columns],
-        "matched": len(pairs),
-        "accuracy": round(sum(int(table[numbers[row], column]) for row, column in pairs) / len(shown.truth), 4),
-        "cells": [[int(row), int(column), int(ordered[row, column])] for row, column in np.argwhere(ordered)],
-    }
-
-
 def _rounded(values: Floats, digits: int) -> list[float]:
     return [round(float(value), digits) for value in values]
 
@@ -163,5 +141,5 @@ def _part(name: str) -> str:
 
 
 def _hash(text: str) -> str:
-    """As a content security policy names an inline script or style."""
+    """Hash of an inline script or style, as a content security policy names it."""
     return "sha256-" + base64.b64encode(hashlib.sha256(text.encode()).digest()).decode()

@@ -1,15 +1,14 @@
-"""Where each image is on the map: places in two dimensions in which near embeddings stay near."""
+"""Places of images on the map: two dimensions in which near embeddings stay near."""
 
 from __future__ import annotations
 
 from enum import Enum
-from importlib import import_module
 from importlib.util import find_spec
 from typing import TYPE_CHECKING
 
 import numpy as np
 
-from ncd_serve.errors import MissingExtraError
+from ncd_serve.errors import needs_extra
 from ncd_serve.fit import directions
 
 if TYPE_CHECKING:
@@ -21,7 +20,7 @@ _PCA_DIM = 50  # t-SNE's authors reduce to this first: distances stay, noise and
 
 
 class MapKind(str, Enum):
-    """How the map is drawn."""
+    """Method that draws the map."""
 
     PCA = "pca"
     TSNE = "tsne"
@@ -36,8 +35,8 @@ def choose_kind(images: int) -> MapKind:
 
 def places(embeddings: Floats, kind: MapKind) -> Floats:
     """Places [N, 2] around the middle of a square of side 1; the same embeddings always give the same ones."""
-    units, few = directions(embeddings), len(embeddings) < _FEWEST_FOR_TSNE
-    found = _tsne(units) if kind is MapKind.TSNE and not few else principal(units, 2)
+    few = len(embeddings) < _FEWEST_FOR_TSNE
+    found = tsne(embeddings) if kind is MapKind.TSNE and not few else principal(directions(embeddings), 2)
     middle, reach = (found.max(0) + found.min(0)) / 2, float(np.ptp(found, axis=0).max()) or 1.0
     return (0.5 + (found - middle) / reach).astype(np.float32)
 
@@ -52,12 +51,13 @@ def principal(vectors: Floats, count: int) -> Floats:
     return np.pad(found, ((0, 0), (0, count - found.shape[1]))).astype(np.float32)
 
 
-def _tsne(units: Floats) -> Floats:
-    try:
-        manifold = import_module("sklearn.manifold")
-    except ModuleNotFoundError:
-        raise MissingExtraError.of("train", "scikit-learn") from None
+def tsne(embeddings: Floats, *, seed: int = 0) -> Floats:
+    """Places [N, 2] by t-SNE of the embeddings' directions; the seed alone decides them. Needs scikit-learn."""
+    with needs_extra("train"):
+        from sklearn.manifold import TSNE
+
+    units = directions(embeddings)
     reduced = principal(units, min(_PCA_DIM, *units.shape))
     perplexity = min(30.0, (len(reduced) - 1) / 3)
-    found: Floats = manifold.TSNE(perplexity=perplexity, init="pca", random_state=0).fit_transform(reduced)
+    found: Floats = TSNE(perplexity=perplexity, init="pca", random_state=seed).fit_transform(reduced)
     return found

@@ -12,9 +12,10 @@ import numpy as np
 from ncd_serve.bundle import MANIFEST, Bundle
 from ncd_serve.errors import DataError, UsageError
 from ncd_serve.fit import FITS
-from ncd_serve.gallery.collection import Collection, GivenNames, Ids, Track, silent
+from ncd_serve.gallery.collection import Collection, GivenNames, Ids
 from ncd_serve.gallery.embed import embed
 from ncd_serve.naming import cluster_states, default_names, known_clusters
+from ncd_serve.progress import SILENT, Progress
 from ncd_serve.reference import MOST_IMAGES, REFERENCE, Reference
 from ncd_serve.rows.tables import read_rows
 
@@ -23,17 +24,22 @@ if TYPE_CHECKING:
 
     from ncd_serve.prediction import Prediction
 
-_MOST_BACKGROUND = 2000  # enough to see where training images lie
+_MAX_BACKGROUND_IMAGES = 2000  # enough to see where training images lie
 
 
 def read_source(
-    source: Path, *, bundle: Path | None = None, images: Path | None = None, track: Track = silent
+    source: str | Path,
+    *,
+    bundle: str | Path | None = None,
+    images: str | Path | None = None,
+    progress: Progress = SILENT,
 ) -> Collection:
     """Read what is to be shown; `images` is where the images are now, `bundle` the model that made the rows."""
+    source, images = Path(source), Path(images) if images else None
     if not source.exists():
         raise DataError(f"no such file or folder: {source}", hint="give a run, a bundle, or rows of query or assign")
     if source.is_file():
-        shown = _read_rows(source, Bundle.read(bundle) if bundle else None, images, track)
+        shown = _read_rows(source, Bundle.read(bundle) if bundle else None, images, progress)
     elif bundle:
         raise UsageError("--bundle belongs to rows", hint=f"ncd-serve gallery {source}")
     elif (source / MANIFEST).is_file():
@@ -93,6 +99,7 @@ def _of_reference(reference: Reference, naming: GivenNames, source: Path, images
         known_ids=_by_cluster(reference),
         known_classes=reference.known_classes,
         truth=reference.truth,
+        matched=reference.matched,
     )
 
 
@@ -101,7 +108,7 @@ def _by_cluster(reference: Reference) -> dict[int, Ids]:
     return {int(number): reference.known_ids[ids == number] for number in np.unique(ids)}
 
 
-def _read_rows(source: Path, bundle: Bundle | None, images: Path | None, track: Track) -> Collection:
+def _read_rows(source: Path, bundle: Bundle | None, images: Path | None, progress: Progress) -> Collection:
     rows = read_rows(source)
     failures = [(row.path, row.error or "") for row in rows if row.status == "error"]
     rows = [row for row in rows if row.status != "error"]
@@ -129,7 +136,7 @@ def _read_rows(source: Path, bundle: Bundle | None, images: Path | None, track: 
         rivals=np.array([row.top_k[1].cluster_id if len(row.top_k) > 1 else -1 for row in rows]),
         failures=failures,
     )
-    return _with_model(shown, bundle, track) if bundle else shown
+    return _with_model(shown, bundle, progress) if bundle else shown
 
 
 def _naming_of(rows: Sequence[Prediction]) -> GivenNames:
@@ -158,16 +165,16 @@ def _below(path: str, root: Path) -> str:
 
 
 def _place(path: str, root: Path, images: Path | None) -> Path:
-    """Where an image of the rows is: as it was named, or below the folder that the images are in now."""
+    """File of an image of the rows: as it was named, or below the folder that the images are in now."""
     if images is None:
         return Path(path)
     as_named = images / Path(path).relative_to(Path(path).anchor)
     return as_named if as_named.is_file() else images / _below(path, root)
 
 
-def _with_model(shown: Collection, bundle: Bundle, track: Track) -> Collection:
-    """With embeddings; images that cannot be read any more join those without a cluster."""
-    answers = embed(bundle, shown.files, track=track)
+def _with_model(shown: Collection, bundle: Bundle, progress: Progress) -> Collection:
+    """Add embeddings; images that cannot be read any more become failures."""
+    answers = embed(bundle, shown.files, progress=progress)
     kept = [row for row, answer in enumerate(answers) if not isinstance(answer, str)]
     gone = [(shown.paths[row], answer) for row, answer in enumerate(answers) if isinstance(answer, str)]
     if not kept:
@@ -183,7 +190,7 @@ def _with_model(shown: Collection, bundle: Bundle, track: Track) -> Collection:
         confidences=confidences,
         fits=reference.limits().judge(embeddings, ids, confidences) if shown.fits is None else shown.fits[kept],
         embeddings=embeddings,
-        background=reference.embeddings[:: -(-len(reference.embeddings) // _MOST_BACKGROUND)],
+        background=reference.embeddings[:: -(-len(reference.embeddings) // _MAX_BACKGROUND_IMAGES)],
         rivals=None,
         known_ids=_by_cluster(reference),
         known_classes=reference.known_classes,

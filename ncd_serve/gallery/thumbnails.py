@@ -21,13 +21,13 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from ncd_serve.gallery.clusters import Cluster
-    from ncd_serve.gallery.collection import Track
+    from ncd_serve.progress import Progress
 
 COLUMNS = 10
-_MOST_IN_SHEET = 100
-_FIRST = CENTRAL + DOUBTFUL  # what a cluster is introduced by is one sheet, which comes first
-_FEW = 2000  # images that may be drawn larger
-_LARGE, _SMALL = 128, 96  # px, whole blocks of JPEG: no picture bleeds into the next
+_MAX_SHEET_IMAGES = 100
+_FIRST_SHEET_IMAGES = CENTRAL + DOUBTFUL  # what a cluster is introduced by is one sheet, which comes first
+_MAX_IMAGES_WITH_LARGE_TILES = 2000  # images that may be drawn larger
+_LARGE_TILE, _SMALL_TILE = 128, 96  # px, whole blocks of JPEG: no picture bleeds into the next
 _QUALITY = 75
 _GREY = "#9a9a9a"
 
@@ -43,24 +43,24 @@ class Sheet:
 
 def tile_size(images: int) -> int:
     """The thumbnails' width and height in pixels."""
-    return _LARGE if images <= _FEW else _SMALL
+    return _LARGE_TILE if images <= _MAX_IMAGES_WITH_LARGE_TILES else _SMALL_TILE
 
 
 def parts(clusters: Sequence[Cluster]) -> Iterator[tuple[bool, list[int]]]:
     """The images of each sheet, and whether it is the first of its cluster."""
     for cluster in clusters:
-        yield True, cluster.images[:_FIRST]
-        for start in range(_FIRST, len(cluster.images), _MOST_IN_SHEET):
-            yield False, cluster.images[start : start + _MOST_IN_SHEET]
+        yield True, cluster.images[:_FIRST_SHEET_IMAGES]
+        for start in range(_FIRST_SHEET_IMAGES, len(cluster.images), _MAX_SHEET_IMAGES):
+            yield False, cluster.images[start : start + _MAX_SHEET_IMAGES]
 
 
-def make_sheets(files: Sequence[Path], clusters: Sequence[Cluster], *, size: int, track: Track) -> list[Sheet]:
+def make_sheets(files: Sequence[Path], clusters: Sequence[Cluster], *, size: int, progress: Progress) -> list[Sheet]:
     """Decode and shrink in threads, a sheet each."""
     wanted = list(parts(clusters))
     with ThreadPoolExecutor(DECODERS) as pool:
         try:
             made = pool.map(partial(_make_sheet, files=files, size=size), wanted)
-            return list(track(made, "making thumbnails", len(wanted)))
+            return list(progress.track(made, "making thumbnails", len(wanted)))
         finally:
             pool.shutdown(cancel_futures=True)
 

@@ -34,7 +34,7 @@ _DAMAGE = (tarfile.TarError, zipfile.BadZipFile, zlib.error, lzma.LZMAError, EOF
 
 
 class Archive(Protocol):
-    """What is asked of an archive: a `Path` has it, and a file elsewhere can."""
+    """Methods that an archive needs: a `Path` has them, and a file elsewhere can."""
 
     @property
     def name(self) -> str:
@@ -47,31 +47,68 @@ class Archive(Protocol):
 
 
 def is_archive(path: Archive) -> bool:
-    """Whether a file's name says that it is an archive."""
+    """Return whether a file is an archive, by its name."""
     return path.name.lower().endswith((".zip", *_TARS))
 
 
-def images_in_archive(archive: Archive) -> tuple[Iterator[Source], int | None]:
-    """The images in an archive in its order, and how many if that is cheap to know; DataError if it is no archive.
+def count_images(archive: Archive) -> int | None:
+    """Number of images in an archive, if that is cheap to know; DataError if it is no archive or has none.
+
+    The archive is closed again.
+    """
+    with _damage_as_error(archive):
+        if not _is_zip(archive):
+            with _open_tar(archive):
+                return None
+        with _open_zip(archive) as opened:
+            return len(_members(archive, opened))
+
+
+def images_in_archive(archive: Archive) -> Iterator[Source]:
+    """The images in an archive in its order, which is open from the first to the last; DataError if it is no archive.
 
     A tar that turns out to be damaged, or to hold no image, gets a row of its own that says so.
     """
+    with _damage_as_error(archive):
+        if not _is_zip(archive):
+            with _open_tar(archive):
+                return _tarred(archive)
+        # Images are read by threads in any order, or not at all: the last one to be dropped closes the file.
+        opened = _open_zip(archive)
+        found = _members(archive, opened)
+    return (Source(_row_path(archive, info.filename), partial(_unzip, opened, info)) for info in found)
+
+
+def images_when_due(archive: Archive) -> Iterator[Source]:
+    """The images in an archive that is opened when the first is wanted; damage done since it was checked is a row."""
     try:
-        if archive.name.lower().endswith(".zip"):
-            return _zipped(archive)
-        with _open_tar(archive):
-            return _tarred(archive), None
+        yield from images_in_archive(archive)
+    except DataError as error:
+        yield Source.broken(printable(archive), f"nothing more can be read: {error}")
+
+
+@contextmanager
+def _damage_as_error(archive: Archive) -> Iterator[None]:
+    try:
+        yield
     except _DAMAGE as error:
         raise DataError(f"{archive} is not a readable archive: {error}", hint="check the file") from None
 
 
-def _zipped(archive: Archive) -> tuple[Iterator[Source], int]:
+def _is_zip(archive: Archive) -> bool:
+    return archive.name.lower().endswith(".zip")
+
+
+def _open_zip(archive: Archive) -> zipfile.ZipFile:
     # A path, where there is one: then what is opened is closed with the archive.
-    opened = zipfile.ZipFile(archive if isinstance(archive, Path) else archive.open("rb"))
+    return zipfile.ZipFile(archive if isinstance(archive, Path) else archive.open("rb"))
+
+
+def _members(archive: Archive, opened: zipfile.ZipFile) -> list[zipfile.ZipInfo]:
     found = [info for info in opened.infolist() if not info.is_dir() and _is_image(info.filename)]
     if not found:
         raise no_images(archive)
-    return (Source(_row_path(archive, info.filename), partial(_unzip, opened, info)) for info in found), len(found)
+    return found
 
 
 def _unzip(archive: zipfile.ZipFile, info: zipfile.ZipInfo) -> bytes:

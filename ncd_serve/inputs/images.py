@@ -1,37 +1,59 @@
-"""Images that a user names: files, those in folders, and how each is come by."""
+"""Images that a user names: files, images in folders, and images in memory."""
 
 from __future__ import annotations
 
+from collections.abc import Callable, Iterable
 from pathlib import Path, PurePath
-from typing import TYPE_CHECKING, NamedTuple
+from typing import Any, NamedTuple
 
-from ncd_serve.errors import DataError
+import numpy as np
+from numpy.typing import NDArray
+from PIL import Image
 
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable
+from ncd_serve.errors import DataError, UsageError
+
+InMemory = Image.Image | NDArray[np.uint8]
 
 SUFFIXES = frozenset({".jpg", ".jpeg", ".png", ".webp", ".bmp", ".gif", ".tif", ".tiff", ".ppm"})
 
 
 class Source(NamedTuple):
-    """One image: the path that its row gets, and how to come by its file or bytes (a DataError says why not)."""
+    """One image: the path of its row, and a function that returns its file, bytes or pixels, or raises DataError."""
 
     path: str
-    read: Callable[[], Path | bytes]
+    read: Callable[[], Path | bytes | Image.Image]
 
     @classmethod
-    def of(cls, path: Path) -> Source:
+    def of(cls, path: str | Path) -> Source:
         """A file on disk."""
-        return cls(printable(path), lambda: path)
+        return cls(printable(path), lambda: Path(path))
+
+    @classmethod
+    def in_memory(cls, image: InMemory, number: int) -> Source:
+        """An image without a file: a PIL image, or an array uint8 [H, W, 3]; its row gets the path `image-NUMBER`.
+
+        It is used in full size. Large JPEG files are decoded at a fraction of it, so their pixels differ a little.
+        """
+        held = image if isinstance(image, Image.Image) else _from_array(image)
+        return cls(f"image-{number}", lambda: held)
 
     @classmethod
     def broken(cls, path: str, reason: str) -> Source:
-        """What should have been an image."""
+        """An image that cannot be read, for the reason."""
 
         def read() -> bytes:
             raise DataError(reason)
 
         return cls(path, read)
+
+
+def _from_array(array: NDArray[Any]) -> Image.Image:
+    if array.dtype != np.uint8 or array.ndim != 3 or array.shape[2] != 3 or not array.size:
+        raise UsageError(
+            f"an image in memory is uint8 [height, width, 3], not {array.dtype} {list(array.shape)}",
+            hint="convert it, for example: (255 * array).round().astype('uint8')",
+        )
+    return Image.fromarray(array)
 
 
 def printable(path: object) -> str:
@@ -63,5 +85,5 @@ def images_in(folder: Path) -> list[Path]:
 
 
 def is_image(path: PurePath) -> bool:
-    """Whether the name of a file, below the folder that was named, says that it is an image; hidden ones are not."""
+    """Return whether a file is an image, by its name below the folder that was named; hidden ones are not."""
     return path.suffix.lower() in SUFFIXES and not any(part.startswith(".") for part in path.parts)

@@ -1,4 +1,4 @@
-"""From images to rows, through any runner: decode ahead in threads, keep requests in flight, keep the order."""
+"""Turn images into rows with any runner: decode ahead in threads, keep requests in flight, keep the order."""
 
 from __future__ import annotations
 
@@ -6,16 +6,18 @@ import os
 from collections import deque
 from concurrent.futures import Future, ThreadPoolExecutor
 from functools import partial
-from itertools import islice, repeat
+from itertools import count, islice, repeat
 from pathlib import Path
 from threading import Semaphore
 from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
+from PIL import Image
 
 from ncd_serve.errors import DataError
 from ncd_serve.fit import FITS
-from ncd_serve.inputs.images import Source
+from ncd_serve.inputs.images import InMemory, Source
+from ncd_serve.inputs.sources import one_or_many
 from ncd_serve.prediction import Prediction
 from ncd_serve.preprocess import PreprocessSpec, load_array
 
@@ -38,7 +40,7 @@ class _Loading(NamedTuple):
 
 
 def assign_images(
-    images: Iterable[Path | Source],
+    images: Iterable[str | Path | Source | InMemory],
     runner: Runner,
     *,
     top_k: int = 3,
@@ -47,13 +49,14 @@ def assign_images(
 ) -> Generator[Prediction, None, None]:
     """Exactly one row for each image, in order; an unreadable image is a row with the reason.
 
+    Images are files, PIL images or arrays uint8 [H, W, 3]; `find_sources` finds those in folders and archives.
     Memory does not grow with the number of images: each is read when a decoder is free for it, and decoded when the
     requests in flight leave room for it. A runner that fails ends the rows after those that come before.
     """
     decoders, askers = ThreadPoolExecutor(DECODERS), ThreadPoolExecutor(runner.in_flight)
     waiting: deque[Future[list[Prediction]]] = deque()
     to_rows = partial(_rows, runner=runner, top_k=top_k, min_confidence=min_confidence)
-    loading = _load(images, runner.preprocess, decoders)
+    loading = _load(_sources(images), runner.preprocess, decoders)
     try:
         while part := list(islice(loading, min(batch, runner.max_batch))):
             waiting.append(askers.submit(to_rows, part))
@@ -67,11 +70,21 @@ def assign_images(
             pool.shutdown(wait=False, cancel_futures=True)
 
 
-def _load(images: Iterable[Path | Source], spec: PreprocessSpec, decoders: ThreadPoolExecutor) -> Iterator[_Loading]:
+def _sources(images: Iterable[str | Path | Source | InMemory]) -> Iterator[Source]:
+    numbers = count()
+    for image in one_or_many(images):
+        if isinstance(image, Source):
+            yield image
+        elif isinstance(image, (Image.Image, np.ndarray)):
+            yield Source.in_memory(image, next(numbers))
+        else:
+            yield Source.of(image)
+
+
+def _load(sources: Iterable[Source], spec: PreprocessSpec, decoders: ThreadPoolExecutor) -> Iterator[_Loading]:
     """Start to decode, one image after the other. Undecoded ones may hold many bytes, so there are never many."""
     undecoded = Semaphore(2 * DECODERS)
-    for image in images:
-        source = image if isinstance(image, Source) else Source.of(image)
+    for source in sources:
         undecoded.acquire()
         future = decoders.submit(_try_load, source, spec)
         future.add_done_callback(lambda _: undecoded.release())
@@ -99,5 +112,5 @@ def _rows(part: list[_Loading], *, runner: Runner, top_k: int, min_confidence: f
 
 
 def _each(answer: Answer) -> Iterator[tuple[NDArray[np.float32], Fit | None]]:
-    fits = repeat(None) if answer.fits is None else map(FITS.__getitem__, answer.fits)
+    fits = repeat(None) if answer.fit is None else map(FITS.__getitem__, answer.fit)
     return zip(answer.probabilities, fits, strict=False)

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import csv
 import json
+import math
 from dataclasses import asdict
 from itertools import islice
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, TextIO
 
 from rich.markup import escape
@@ -13,11 +15,11 @@ from rich.table import Table
 
 from ncd_serve.errors import DataError, UsageError
 from ncd_serve.files import atomic_path
+from ncd_serve.fit import FITS
 from ncd_serve.prediction import COLUMNS, Candidate, Prediction
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
-    from pathlib import Path
 
     Record = dict[str, Any]
 
@@ -33,7 +35,7 @@ def check_format(target: Path) -> None:
 
 
 def partial_path(target: Path) -> Path:
-    """Where the rows of an unfinished table are, as JSON lines whatever the table's kind."""
+    """File with the rows of an unfinished table: JSON lines, whatever the table's kind."""
     return target.with_name(f"{target.name}.partial.jsonl")
 
 
@@ -147,8 +149,9 @@ _NUMBERS = {"cluster_id": int, "confidence": float, "margin": float}
 _HINT = "give a file that `ncd-serve query --out` or `ncd-serve assign --out` wrote"
 
 
-def read_rows(source: Path) -> list[Prediction]:
+def read_rows(source: str | Path) -> list[Prediction]:
     """All rows of a .csv, .jsonl or .parquet file; columns that an older version did not write are empty."""
+    source = Path(source)
     if source.suffix not in FORMATS:
         raise UsageError(f"cannot read rows from '{source.name}'", hint=f"use a file ending in {', '.join(FORMATS)}")
     rows: list[Prediction] = []
@@ -181,4 +184,17 @@ def _prediction(record: Record) -> Prediction:
     likeliest = present.get("top_k", [])
     candidates = json.loads(likeliest) if isinstance(likeliest, str) else likeliest
     present |= {name: kind(present[name]) for name, kind in _NUMBERS.items() if name in present}
-    return Prediction(**present | {"top_k": [Candidate(**candidate) for candidate in candidates]})
+    row = Prediction(**present | {"top_k": [Candidate(**candidate) for candidate in candidates]})
+    _check(row)
+    return row
+
+
+def _check(row: Prediction) -> None:
+    """Raise ValueError for what no model answers with."""
+    if row.fit not in (None, *FITS):
+        raise ValueError(f"its fit is '{row.fit}', not {', '.join(FITS[:-1])} or {FITS[-1]}")
+    if row.confidence is not None and not math.isfinite(row.confidence):
+        raise ValueError(f"its confidence is {row.confidence}")
+    for number in (row.cluster_id, *(candidate.cluster_id for candidate in row.top_k)):
+        if number is not None and not (isinstance(number, int) and number >= 0):
+            raise ValueError(f"its cluster is {number!r}")

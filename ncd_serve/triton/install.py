@@ -1,4 +1,4 @@
-"""Where Triton is on this machine, and what it takes to run it."""
+"""Find Triton on this machine, and the files and variables that it needs to run."""
 
 from __future__ import annotations
 
@@ -92,7 +92,7 @@ def _from_wheel(package: Path) -> TritonInstall:
 
 
 def _libpython_directory() -> Path:
-    """Where the shared library of this interpreter is: the stub embeds Python and links to it."""
+    """Folder of this interpreter's shared library: the stub embeds Python and links to it."""
     name = f"libpython{PYTHON}.so.1.0"
     built_for = Path(sysconfig.get_config_var("LIBDIR") or "/usr/lib")
     multiarch = sysconfig.get_config_var("MULTIARCH") or ""

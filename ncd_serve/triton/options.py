@@ -33,21 +33,21 @@ class TritonOptions:
         self._pairs = [_checked(name, value) for name, value in _pairs(words)]
 
     def as_arguments(self) -> list[str]:
-        """As tritonserver takes them."""
+        """Arguments of tritonserver."""
         return [f"--{name}={value}" if value else f"--{name}" for name, value in self._pairs]
 
     @property
     def has_tls(self) -> bool:
-        """Whether gRPC is encrypted. Triton has no such thing for HTTP."""
+        """True if gRPC is encrypted. Triton has no TLS for HTTP."""
         return any(name in TLS and _is_true(value) for name, value in self._pairs)
 
     @property
     def restricts_repository(self) -> bool:
-        """Whether loading models needs a header already."""
+        """True if the user has restricted the loading of models already."""
         return any("model-repository" in apis.split(",") for apis, _, _ in self._restrictions())
 
     def headers(self) -> dict[str, str]:
-        """What a request has to carry to be let through all HTTP restrictions."""
+        """Headers that let a request through all HTTP restrictions."""
         return {key: value for _, key, value in self._restrictions()}
 
     def _restrictions(self) -> Iterable[tuple[str, str, str]]:

@@ -25,7 +25,7 @@ QUANTILE = re.compile(r'quantile="([^"]*)"')
 
 
 class ModelVersion(NamedTuple):
-    """What a server says about one version of a model."""
+    """State of one version of a model, as the server reports it."""
 
     name: str
     version: str
@@ -34,12 +34,12 @@ class ModelVersion(NamedTuple):
 
     @property
     def path(self) -> str:
-        """Where the server's HTTP interface has it."""
+        """Path in the server's HTTP interface."""
         return f"/v2/models/{self.name}/versions/{self.version}"
 
 
 class Activity(NamedTuple):
-    """What one model has done since the server started; the latency is that of the last minute, in ms."""
+    """Requests of one model since the server started; the latency is that of the last minute, in ms."""
 
     answered: int
     failed: int
@@ -55,11 +55,11 @@ class Probe:
         self._address, self._headers = address, dict(headers or {})
 
     def is_alive(self) -> bool:
-        """Whether the server runs, be it ready or not."""
+        """Return whether the server runs, ready or not."""
         return self._ask("GET", "/v2/health/live")[0] == 200
 
     def is_ready(self) -> bool:
-        """What the server itself says. It says so, too, when the process of a model has died."""
+        """Return whether the server reports that it is ready. It does so even when the process of a model has died."""
         return self._ask("GET", "/v2/health/ready")[0] == 200
 
     def versions(self) -> list[ModelVersion]:
@@ -70,7 +70,7 @@ class Probe:
         return [ModelVersion(*(entry.get(key, "") for key in keys)) for entry in entries if "state" in entry]
 
     def unanswered(self) -> str | None:
-        """Why a model does not answer a blank input, or None when all do; refusing that input is an answer."""
+        """Reason why a model does not answer a blank input, or None when all do; refusing that input is an answer."""
         ready = [entry for entry in self.versions() if entry.state == "READY"]
         for entry in ready:
             status, body = self._infer_blank(entry)
@@ -87,7 +87,7 @@ class Probe:
         return None if status == 200 else _error(body) or f"status {status}"
 
     def lost_process(self, pid: int) -> str | None:
-        """Which model has fewer processes than instances, or None. `pid` is the server's."""
+        """Description of a model with fewer processes than instances, or None. `pid` is the server's."""
         running = list(_stub_models(pid))
         for entry in self.versions():
             if entry.state != "READY":
@@ -126,7 +126,7 @@ class Probe:
 
 
 def read_activity(metrics_address: str) -> dict[str, Activity]:
-    """What each model has done, from the page for Prometheus; empty when there is none."""
+    """Read the activity of each model from the page for Prometheus; empty when there is none."""
     status, body = Probe(metrics_address)._ask("GET", "/metrics")
     sums: dict[str, dict[str, float]] = {}
     for line in METRIC.finditer(body.decode() if status == 200 else ""):
@@ -163,7 +163,7 @@ def _blank(tensor: dict[str, Any]) -> tuple[dict[str, Any], bytes]:
 
 
 def _processes(config: dict[str, Any]) -> int:
-    """How many processes serve a model: one for each instance of a Python backend, none of a C++ one."""
+    """Number of processes that serve a model: one for each instance of a Python backend, none of a C++ one."""
     if config.get("backend") != "python" and not config.get("runtime", "").endswith(".py"):
         return 0
     return sum(group["count"] * max(1, len(group["gpus"])) for group in config["instance_group"])
@@ -188,7 +188,7 @@ def _read(path: Path) -> str:
 
 
 def trouble(question: str, address: str = "127.0.0.1:8000", pid: str = "1") -> str | None:
-    """What keeps the server of a container from being `ready` or `live`, or None."""
+    """Reason why the server of a container is not `ready` or `live`, or None."""
     probe = Probe(address)
     if question == "ready":
         return probe.unanswered() if probe.is_ready() else "Triton is not ready"

@@ -1,4 +1,4 @@
-"""What a child server needs from the operating system: ports before it, an end after it."""
+"""Ports, start and end of a child server."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ RUN_WITH_PARENT = Path(__file__).with_name("run_with_parent.py")
 
 
 class Ports(NamedTuple):
-    """Where one server listens."""
+    """Ports of one server."""
 
     http: int
     grpc: int
@@ -102,7 +102,7 @@ def start_process(
 
 
 def has_exited(process: subprocess.Popen[bytes]) -> bool:
-    """Whether the process has ended, without taking its id back from it (see `end_process`)."""
+    """Return whether the process has ended, without reaping it: its id stays taken (see `end_process`)."""
     return os.waitid(os.P_PID, process.pid, os.WEXITED | os.WNOHANG | os.WNOWAIT) is not None
 
 

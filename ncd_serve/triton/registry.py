@@ -1,4 +1,4 @@
-"""Which servers run on this machine: one small file for each, in a folder that is the user's alone."""
+"""Registry of the servers on this machine: one small file for each, in a folder that is the user's alone."""
 
 from __future__ import annotations
 
@@ -13,12 +13,12 @@ from typing import TYPE_CHECKING
 
 from pydantic import BaseModel, ValidationError
 
-from ncd_serve.errors import ServerError
+from ncd_serve.errors import ServerError, UsageError
 from ncd_serve.files import write_text
 from ncd_serve.triton.probe import Probe
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Iterator, Sequence
 
     from ncd_serve.triton.server import TritonServer
 
@@ -37,11 +37,11 @@ class RunningServer(BaseModel):
     headers: dict[str, str]  # what requests have to carry where interfaces are restricted
 
     def is_alive(self) -> bool:
-        """Whether the process is still there, and still the same."""
+        """Return whether the process still runs, and is still the same."""
         return birth_of(self.pid) == self.born
 
     def trouble(self) -> str | None:
-        """Why it does not answer, or None when it does."""
+        """Reason why it does not answer, or None when it does."""
         return Probe(self.http_url, headers=self.headers).unanswered()
 
     def stop(self, *, timeout: float) -> None:
@@ -88,7 +88,7 @@ def registered(server: TritonServer, *, repository: Path, log: Path | None) -> I
 
 
 def running_servers() -> list[RunningServer]:
-    """All that run, oldest first. What a killed process left behind is removed."""
+    """List the running servers, oldest first; files of killed processes are removed."""
     found = []
     for path in _folder().glob("*.json"):
         try:
@@ -102,13 +102,25 @@ def running_servers() -> list[RunningServer]:
     return sorted(found, key=lambda server: server.since)
 
 
+def choose_servers(ids: Sequence[int] = (), *, everything: bool = False) -> list[RunningServer]:
+    """The running servers with these ids; without ids the only one, or all of them if `everything` is wanted."""
+    servers = {server.pid: server for server in running_servers()}
+    if not servers:
+        raise ServerError("no server runs on this machine", hint="ncd-serve status lists running servers")
+    if not ids and not everything and len(servers) > 1:
+        raise UsageError("several servers run", hint=f"name one of {', '.join(map(str, servers))}, or use --all")
+    if unknown := set(ids) - set(servers):
+        raise UsageError(f"no server has the id {min(unknown)}", hint="ncd-serve status lists running servers")
+    return [servers[pid] for pid in ids or servers]
+
+
 def default_log() -> Path:
-    """Where a detached server logs unless told otherwise."""
+    """Default log file of a detached server."""
     return _folder() / f"{time.strftime('%Y%m%d-%H%M%S')}-{os.getpid()}.log"
 
 
 def birth_of(pid: int) -> int | None:
-    """When a process was started, in the kernel's clock; None when it has ended."""
+    """Start time of a process in the kernel's clock; None when it has ended."""
     try:
         # The name, in brackets, may hold anything; the state is the first field behind it.
         state, *fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()

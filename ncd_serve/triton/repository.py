@@ -1,4 +1,4 @@
-"""Whether a folder is a model repository that Triton can load, and what is wrong with it if not."""
+"""Check that a folder is a model repository that Triton can load, and name the problem if it is not."""
 
 from __future__ import annotations
 

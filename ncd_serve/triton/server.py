@@ -61,7 +61,7 @@ class TritonServer:
 
     def __init__(
         self,
-        repository: Path,
+        repository: str | Path,
         *,
         host: str = "127.0.0.1",
         http_port: int | None = None,
@@ -72,7 +72,7 @@ class TritonServer:
         extra_arguments: Sequence[str] = (),
     ) -> None:
         """Only notes what to start. Ports left out become free ones; `extra_arguments` are tritonserver's own."""
-        self._repository = repository
+        self._repository = Path(repository)
         self._host = host
         self._wanted_ports = (http_port, grpc_port, metrics_port)
         self._log_path = log_path
@@ -150,7 +150,7 @@ class TritonServer:
             time.sleep(POLL_SECONDS)
 
     def is_running(self) -> bool:
-        """Whether the process that was started is still there."""
+        """Return whether the process that was started still runs."""
         return self._run is not None and not has_exited(self._run.process)
 
     @property
@@ -160,11 +160,11 @@ class TritonServer:
 
     @property
     def headers(self) -> dict[str, str]:
-        """What a request has to carry to be let through all restrictions."""
+        """Headers that let a request through all restrictions."""
         return {**self._options.headers(), **({KEY_HEADER: self._key} if self._key else {})}
 
     def activity(self) -> dict[str, Activity]:
-        """What each model has done."""
+        """Activity of each model."""
         return read_activity(self._url(self._host, self._started().ports.metrics))
 
     def _failure(self, what: str) -> ServerError:
@@ -175,7 +175,12 @@ class TritonServer:
         failed_models = [text for text in errors if text.startswith("failed to load '")]
         reasons = "\n".join(failed_models or errors[-5:] or log.splitlines()[-5:])
         reasons = reasons.replace(r"\n", "\n").replace(str(run.models), str(self._repository))
-        return ServerError(f"{what}: {reasons}", hint=f"see the log {self._log_path}" if self._log_path else None)
+        hint = (
+            f"see the log {self._log_path}"
+            if self._log_path
+            else "keep Triton's log with --log FILE; in Python log=FILE"
+        )
+        return ServerError(f"{what}: {reasons}", hint=hint)
 
     def stop(self, *, patience: float = KILL_SECONDS) -> None:
         """Let requests in flight finish, end the server, remove all it left behind. May be called at any time."""
@@ -210,6 +215,11 @@ class TritonServer:
     def grpc_url(self) -> str:
         """`host:port`, as tritonclient.grpc takes it."""
         return self._url(self._host, self._started().ports.grpc)
+
+    @property
+    def grpc_scheme(self) -> str:
+        """`grpc`, or `grpcs` where it is encrypted."""
+        return "grpcs" if self._options.has_tls else "grpc"
 
     @property
     def metrics_url(self) -> str:

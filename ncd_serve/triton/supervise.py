@@ -31,7 +31,7 @@ class Supervisor:
         self._server, self._start_seconds, self._tell = server, start_seconds, tell
 
     def run(self, *, updates: Updates | None = None, show: Callable[[], None]) -> NoReturn:
-        """Until interrupted, or until restarting helps no more (ServerError). `show` is called every second."""
+        """Watch until interrupted, or until restarts do not help (ServerError). `show` is called every second."""
         failures = 0
         while True:
             since = time.monotonic()
@@ -121,7 +121,7 @@ class Updates:
 
 
 def _fingerprint(model: Path) -> Fingerprint:
-    """What an export changes: configuration, labels, versions. Not the caches that servers keep in their folders."""
+    """Files that an export changes: configuration, labels, versions; not the caches that servers keep beside them."""
     versions = [entry for entry in model.iterdir() if VERSION.fullmatch(entry.name)]
     files = [file for folder in (model, *versions) for file in folder.glob("[!.]*.*")]
     return frozenset((str(file), file.stat().st_mtime_ns, file.stat().st_ino) for file in files)

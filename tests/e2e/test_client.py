@@ -7,12 +7,15 @@ import socket
 import threading
 import time
 from collections.abc import Iterator
+from inspect import signature
 from pathlib import Path
 
 import numpy as np
 import pytest
 
 from ncd_serve import AsyncClient, Bundle, Client, OnnxRunner, Prediction, assign_images
+from ncd_serve.cli.query import query
+from ncd_serve.contract import DEFAULT_URL
 from ncd_serve.errors import ServerError, UsageError
 from ncd_serve.inputs.images import find_images
 from ncd_serve.preprocess import load_array
@@ -49,6 +52,11 @@ def test_rows_are_those_of_onnx_runtime(url: str, folder: Path, expected: list[P
         assert_same(list(client.assign([folder])), expected)
         rows = client.assign([folder], min_confidence=1.0)
         assert {row.status for row in rows} == {"unsure"}
+
+
+def test_the_default_server_is_that_of_the_command_line() -> None:
+    defaults = [parameters["url"].default for parameters in (signature(Client).parameters, signature(query).parameters)]
+    assert defaults == [DEFAULT_URL] * 2 == ["grpc://127.0.0.1:8001"] * 2
 
 
 def test_asyncio_gives_the_same_rows_and_leaves_the_loop_free(
@@ -88,7 +96,7 @@ def test_many_images_at_once_are_split_for_the_server(url: str, bundle: Path, fo
     direct = runner.answer(images)
     for answer in answers:
         np.testing.assert_allclose(answer.probabilities, direct.probabilities, atol=1e-5)
-        assert answer.fits is not None and answer.fits.tolist() == direct.fits.tolist()  # type: ignore[union-attr]
+        assert answer.fit is not None and answer.fit.tolist() == direct.fit.tolist()  # type: ignore[union-attr]
 
 
 def test_arrays_that_break_the_contract_are_never_sent(server: TritonServer) -> None:

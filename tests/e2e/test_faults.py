@@ -139,7 +139,7 @@ def test_a_killed_client_goes_on_where_it_was(
     kept = partial_path(target).read_bytes().count(b"\n")
     options = ("--url", url, "--out", target, "--top-k", 5)
     refused = ncd("query", pictures / FEWER_PATTERN, *options)
-    assert refused.returncode == 2 and "--resume goes on" in refused.stderr
+    assert refused.returncode == 2 and "with --resume" in refused.stderr
     other = ncd("query", pictures / "0007.bmp", *options, "--resume")
     assert other.returncode == 3 and "but the images named now have" in other.stderr
     done = ncd("query", pictures / FEWER_PATTERN, *options, "--resume")
@@ -161,7 +161,7 @@ def test_a_server_that_hangs_ends_in_a_clear_error_and_keeps_what_it_said(
         finally:
             os.kill(server.pid, signal.SIGCONT)
     assert process.returncode == 5 and "Traceback" not in messages
-    assert "did not answer within 3 s" in messages and "--resume goes on" in messages
+    assert "did not answer within 3 s" in messages and "with --resume" in messages
     done = ncd("query", pictures / FEWER_PATTERN, "--url", url, "--out", target, "--top-k", 5, "--resume")
     assert done.returncode == 0, done.stderr
     assert_complete(target, expected[:FEWER])
@@ -192,4 +192,4 @@ def test_an_interrupted_query_ends_at_once_while_its_server_hangs(
         finally:
             os.kill(server.pid, signal.SIGCONT)
     assert process.returncode == 130 and "Traceback" not in messages
-    assert "--resume goes on" in messages
+    assert "with --resume" in messages

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import shutil
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +15,7 @@ from selenium.webdriver.common.by import By
 from selenium.webdriver.support.wait import WebDriverWait
 
 from ncd_serve.fit import Fit
-from ncd_serve.gallery import build_gallery, read_source
+from ncd_serve.gallery import MapKind, build_gallery, read_source
 from ncd_serve.prediction import Prediction
 from ncd_serve.rows.tables import write_rows
 from ncd_serve.triton import TritonServer
@@ -102,6 +103,15 @@ def test_names_are_only_names(browser: Chrome) -> None:
     browser.execute_script("document.querySelector('#confusion').open = true")
     assert HOSTILE_CLASS in find(browser, "#matched").text
     assert browser.execute_script("return document.images.length + document.querySelectorAll('b b').length") == 0
+
+
+def test_classes_that_were_never_matched_are_shown_without_an_accuracy(browser: Chrome, tmp_path: Path) -> None:
+    shown = replace(read_source(make_run(tmp_path / "run")), matched=[])
+    browser.get(build_gallery(shown, tmp_path / "page.html", kind=MapKind.PCA).path.as_uri())
+    assert "evaluate RUN" in find(browser, "#confusion-summary").text and "%" not in find(browser, "#confusion").text
+    browser.execute_script("document.querySelector('#confusion').open = true")
+    WebDriverWait(browser, 10).until(lambda page: find(page, "#matrix").size["height"] > 50)
+    assert find(browser, "#matched").text == ""
 
 
 def test_search_filter_and_sort(browser: Chrome) -> None:

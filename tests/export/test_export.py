@@ -15,7 +15,7 @@ import torch
 from ncd_export import export as exporter
 from ncd_export.export import ExportOptions, export_run
 from ncd_export.graph import ExportGraph
-from ncd_export.precision import to_int8
+from ncd_export.precision import PRECISIONS, to_int8
 from ncd_export.repository import add_to_repository
 from ncd_export.triton_config import Hardware
 from ncd_training.base.run_dir import RunDir
@@ -26,6 +26,7 @@ from safetensors.torch import load_file, save_file
 from tritonclient import grpc
 
 from ncd_serve.bundle import Bundle
+from ncd_serve.contract import OUTPUTS, Precision
 from ncd_serve.errors import DataError, ExportMismatchError, NcdError, UsageError
 from ncd_serve.preprocess import load_array
 from ncd_serve.runners import open_session
@@ -230,13 +231,33 @@ def test_images_that_are_compared_did_not_calibrate(
         seen.extend(batches)
         to_int8(source, target, [np.zeros_like(batch) for batch in seen])
 
-    monkeypatch.setattr(exporter, "to_int8", black)  # ranges of black images fit no others, so that int8 fails
+    kind = PRECISIONS[Precision.INT8]._replace(reduce=black)
+    monkeypatch.setitem(PRECISIONS, Precision.INT8, kind)  # ranges of black images fit no others, so that int8 fails
     with unchanged(tmp_path), pytest.raises(ExportMismatchError, match=r"int8 gives \d+\.\d% of 20 images"):
         export_run(setup, RunDir(tiny_run), **place, options=ExportOptions(precision="int8"))
     calibrated = {image.tobytes() for image in np.concatenate(seen)}
     spec = setup.config.data.preprocess
     assert len(calibrated) == 84
     assert not calibrated & {load_array(path, spec).tobytes() for path in setup.manifest.unlabelled}
+
+
+def test_every_precision_has_a_row_and_others_are_refused_with_a_hint() -> None:
+    assert list(PRECISIONS) == list(Precision)
+    assert all(kind.refusal and kind.instead for kind in PRECISIONS.values() if len(kind.devices) < 3)
+    with pytest.raises(UsageError, match="'fp8' is not a precision") as refused:
+        ExportOptions(precision="fp8").check()
+    assert "int8" in str(refused.value.hint)
+
+
+def test_the_exported_graph_answers_by_the_table_of_outputs(bundle: Path) -> None:
+    graph = onnx.load(bundle / "model.onnx").graph
+    table = {output.name: output for output in OUTPUTS}
+    names = [value.name for value in graph.output]
+    assert names == [output.name for output in OUTPUTS if not output.optional or output.name in names]
+    for value in graph.output:
+        kind = value.type.tensor_type
+        assert onnx.helper.tensor_dtype_to_np_dtype(kind.elem_type) == table[value.name].numpy_dtype
+        assert len(kind.shape.dim) == 1 + len(table[value.name].shape)
 
 
 def test_int8_is_for_cpus(setup: Setup, tiny_run: Path, place: dict[str, Any], tmp_path: Path) -> None:

@@ -49,6 +49,7 @@ def make_run(folder: Path) -> Path:
         known_clusters=0,
         counts=np.bincount(ids, minlength=4),
         truth=truth,
+        matched=["auk", "tern", HOSTILE_CLASS, ""],
     ).write(folder / "reference.npz")
     return folder
 

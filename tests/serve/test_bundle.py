@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from ncd_serve.bundle import Bundle
-from ncd_serve.errors import DataError
+from ncd_serve.errors import DataError, UsageError
 from ncd_serve.runners import OnnxRunner
 
 
@@ -21,6 +21,16 @@ def test_a_bundle_reads_and_answers(bundle: Path) -> None:
     assert answer.shape == (3, len(runner.cluster_names))
     assert answer.sum(axis=1) == pytest.approx(1)
     assert fits is not None and fits.shape == (3,) and set(fits) <= {0, 1, 2}
+
+
+def test_a_path_as_text_and_a_device_by_name_do_as_well(bundle: Path) -> None:
+    assert Bundle.read(str(bundle)) == Bundle.read(bundle)
+    image = np.zeros((1, 32, 32, 3), np.uint8)
+    by_name, by_bundle = OnnxRunner(str(bundle), device="cpu"), OnnxRunner(Bundle.read(bundle))
+    assert (by_name.answer(image).probabilities == by_bundle.answer(image).probabilities).all()
+    with pytest.raises(UsageError, match="'gpu' is not a device") as refused:
+        OnnxRunner(bundle, device="gpu")
+    assert "cpu" in str(refused.value.hint)
 
 
 @pytest.mark.parametrize("name", ["model.onnx", "labels.txt", "verification.json", "MODEL_CARD.md", "reference.npz"])

@@ -7,9 +7,10 @@ from typing import Any
 
 import pytest
 
-from ncd_serve.contract import read_contract
+from ncd_serve.contract import OUTPUTS, read_contract
 from ncd_serve.errors import ServerError
 from ncd_serve.preprocess import PreprocessSpec
+from ncd_serve.runners import Answer
 
 # As gRPC sends it: whole numbers of 64 bits are strings in its JSON.
 CONFIG: dict[str, Any] = {
@@ -24,9 +25,18 @@ CONFIG: dict[str, Any] = {
 
 
 def test_what_a_client_learns() -> None:
-    assert read_contract(CONFIG, "here") == (PreprocessSpec(resolution=32, resize=36), 64, 5, False)
-    fit = {"name": "fit", "data_type": "TYPE_INT64", "dims": ["1"]}
-    assert read_contract({**CONFIG, "output": [*CONFIG["output"], fit]}, "here").tells_fit
+    *facts, outputs = read_contract(CONFIG, "here")
+    assert facts == [PreprocessSpec(resolution=32, resize=36), 64, 5]
+    assert [output.name for output in outputs] == ["probabilities"]
+    for kind, asked in (("TYPE_INT64", True), ("TYPE_FP32", False)):
+        fit = {"name": "fit", "data_type": kind, "dims": ["1"]}
+        outputs = read_contract({**CONFIG, "output": [*CONFIG["output"], fit]}, "here").outputs
+        assert ("fit" in [output.name for output in outputs]) is asked
+
+
+def test_every_output_that_clients_ask_for_is_a_field_of_their_answer() -> None:
+    assert tuple(output.name for output in OUTPUTS if output.in_rows) == Answer._fields
+    assert {output.name for output in OUTPUTS if output.in_rows and not output.optional} == {"probabilities"}
 
 
 @pytest.mark.parametrize(

@@ -1,3 +1,5 @@
+import os
+import stat
 from pathlib import Path
 
 import pytest
@@ -48,3 +50,29 @@ def test_written_files_can_be_read_by_others(tmp_path: Path) -> None:
 def test_sha256_is_the_known_one(tmp_path: Path) -> None:
     write_text(tmp_path / "file", "abc")
     assert sha256(tmp_path / "file").startswith("ba7816bf8f01cfea")
+
+
+@pytest.mark.parametrize("mask", [0o022, 0o077, 0o002])
+def test_modes_follow_the_mask_of_the_process(tmp_path: Path, mask: int) -> None:
+    before = os.umask(mask)
+    try:
+        write_text(tmp_path / "file", "x")
+        with atomic_directory(tmp_path / "folder") as fresh:
+            fresh.chmod(0o500)  # as a copy of another folder would leave it
+    finally:
+        os.umask(before)
+    modes = [stat.S_IMODE((tmp_path / name).stat().st_mode) for name in ("file", "folder")]
+    assert modes == [0o666 & ~mask, 0o777 & ~mask]
+
+
+def test_threads_that_write_never_change_the_mask_of_the_process(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Between a thread's two calls of umask another thread would make files that everybody may write."""
+    changed: list[int] = []
+    original = os.umask
+    monkeypatch.setattr(os, "umask", lambda mask: changed.append(mask) or original(mask))
+    write_text(tmp_path / "file", "x")
+    with atomic_directory(tmp_path / "folder"):
+        pass
+    assert changed == []

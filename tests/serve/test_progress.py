@@ -35,3 +35,15 @@ def test_a_quiet_console_draws_nothing() -> None:
     console = Console(file=io.StringIO(), force_terminal=True, quiet=True)
     assert list(Progress(console).track("abc", "spelling", 3)) == ["a", "b", "c"]
     assert console.file.getvalue() == ""  # type: ignore[attr-defined]
+
+
+def test_a_step_spins_on_a_terminal_and_is_silent_elsewhere() -> None:
+    for options, shown in (
+        ({"force_terminal": True}, True),
+        ({}, False),
+        ({"force_terminal": True, "quiet": True}, False),
+    ):
+        console = Console(file=io.StringIO(), **options)  # type: ignore[arg-type]
+        with Progress(console).status("drawing"):
+            pass
+        assert ("drawing" in console.file.getvalue()) is shown  # type: ignore[attr-defined]

@@ -25,6 +25,7 @@ def example(images: int = 7) -> Reference:
         known_clusters=0,
         counts=np.bincount(np.arange(images) % 3, minlength=4),
         truth=[],
+        matched=["gull", "", "tern", ""],
     )
 
 
@@ -34,6 +35,7 @@ def test_what_is_written_is_read(tmp_path: Path) -> None:
     read = Reference.read(tmp_path / "reference.npz")
     assert (read.checkpoint, read.root, read.paths) == (written.checkpoint, written.root, written.paths)
     assert (read.known_classes, read.truth, read.clusters) == (["gull", "owl"], [], 4)
+    assert read.matched == ["gull", "", "tern", ""]
     np.testing.assert_allclose(read.embeddings, written.embeddings, atol=1e-3)
     assert read.confidences.tolist() == written.confidences.tolist()
     assert read.files(Path("now"))[0] == Path("now/0/ünï <b>.png")
@@ -44,7 +46,7 @@ def test_of_many_images_an_even_sample_is_kept_but_all_are_counted(monkeypatch: 
     sample = replace(example(), truth=list("abcdefg")).sampled()
     assert sample.paths == [example().paths[row] for row in (0, 2, 4, 6)]
     assert sample.truth == ["a", "c", "e", "g"] and sample.embeddings.shape == (4, 4)
-    assert sample.counts.sum() == 7
+    assert sample.counts.sum() == 7 and sample.matched == example().matched
 
 
 def test_missing_and_damaged_files_say_what_to_do(tmp_path: Path) -> None:
@@ -54,5 +56,21 @@ def test_missing_and_damaged_files_say_what_to_do(tmp_path: Path) -> None:
     assert "ncd-serve evaluate" in str(missing.value.hint)
     example().write(path)
     path.write_bytes(path.read_bytes()[:-100])
+    with pytest.raises(DataError, match="is damaged"):
+        Reference.read(path)
+
+
+def test_a_file_of_an_older_version_has_no_matching_and_opens(tmp_path: Path) -> None:
+    path = tmp_path / "reference.npz"
+    example().write(path)
+    with np.load(path) as stored:
+        older = {name: stored[name] for name in stored if name != "matched"}
+    np.savez(path, **older)
+    assert Reference.read(path).matched == []
+    np.savez(path, **older, matched=["tern"])
+    with pytest.raises(DataError, match="is damaged"):
+        Reference.read(path)
+    del older["counts"]
+    np.savez(path, **older)
     with pytest.raises(DataError, match="is damaged"):
         Reference.read(path)

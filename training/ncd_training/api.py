@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from importlib.util import find_spec
 from pathlib import Path
-from types import FunctionType
 from typing import TYPE_CHECKING, Any
 
 from rich.console import Console
@@ -41,10 +40,10 @@ from ncd_training.config.resolve import check_places, layers_of_call, merged
 from ncd_training.data.prepare import Setup, list_images, prepare_unlabelled, reopen
 
 if TYPE_CHECKING:
-    from ncd_export.precision import Precision as PrecisionName
     from ncd_export.triton_config import Device as DeviceName
 
     from ncd_serve.bundle import Bundle
+    from ncd_serve.contract import Precision
     from ncd_training.base.scores import Summary
     from ncd_training.config.schema import TrainConfig
     from ncd_training.study.class_number import Estimate
@@ -197,7 +196,7 @@ class Run:
         repository: AnyPath = "model_repository",
         model_name: str = "ncd_global",
         checkpoint: AnyPath | None = None,
-        precision: PrecisionName = "fp32",
+        precision: Precision | str = "fp32",
         min_agreement: float = 0.98,
         device: DeviceName = "cpu",
         cores: int | None = None,
@@ -229,12 +228,9 @@ class Run:
 
     def gallery(self, out: AnyPath | None = None) -> Path:
         """Write a page of all clusters that opens offline."""
-        from ncd_serve.gallery import build_gallery, read_source
+        from ncd_serve.gallery.build import make_gallery
 
-        target = Path(out) if out else self.path / "gallery.html"
-        track = self._progress.track
-        build_gallery(read_source(self.path, track=track), target, track=track)
-        return target
+        return make_gallery(self.path, out, progress=self._progress).path
 
     def _trained(self) -> Setup:
         setup = reopen(self._directory, progress=self._progress)
@@ -356,7 +352,7 @@ def compare(
     return run_comparison(rows_of, chosen, rows, seeds, wishes, folder, progress=_shown(progress))
 
 
-def _resolved(function: FunctionType, values: Mapping[str, Any], method: str | None = None) -> TrainConfig:
+def _resolved(function: Callable[..., Any], values: Mapping[str, Any], method: str | None = None) -> TrainConfig:
     """Return the settings that a call of a function of this module asks for."""
     file = Path(values["config"]) if values["config"] else None
     layers = layers_of_call(

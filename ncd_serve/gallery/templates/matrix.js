@@ -1,4 +1,4 @@
-// Clusters against true classes, matched one to one: drawn when it is opened, since it may have many cells.
+// Clusters against true classes, matched one to one by training: drawn when it is opened, since it may have many cells.
 const OVERHANG = 56; // px of the last slanted label
 const matrix = { cell: 0, left: 0, top: 0, counts: new Map() };
 
@@ -6,8 +6,9 @@ function makeMatrix() {
   const { confusion } = data;
   if (!confusion) return;
   $("confusion").hidden = false;
-  $("confusion-summary").textContent =
-    `${percent(confusion.accuracy)} of the images are in the cluster that matches their class`;
+  $("confusion-summary").textContent = confusion.accuracy === null
+    ? "not matched: ncd-serve evaluate RUN matches them"
+    : `${percent(confusion.accuracy)} of the images are in the cluster that matches their class`;
   for (const [row, column, count] of confusion.cells) matrix.counts.set(row * confusion.classes.length + column, count);
   $("confusion").addEventListener("toggle", drawMatrix);
   $("matrix").addEventListener("pointermove", (event) => readCell(event));
@@ -108,6 +109,7 @@ function openCell(event) {
 
 function fillMatched() {
   const { confusion } = data;
+  if (confusion.accuracy === null) return;
   const sizes = new Map(); // of the classes
   for (const [, column, count] of confusion.cells) sizes.set(column, (sizes.get(column) ?? 0) + count);
   const head = ["cluster", "best matching class", "images", "purity", "of the class"];

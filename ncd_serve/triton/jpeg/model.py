@@ -26,7 +26,7 @@ TYPES = {"cluster_id": np.int64, "cluster_name": np.object_, "confidence": np.fl
 
 
 class _Facts(NamedTuple):
-    """What there is to know about one version of the ONNX model."""
+    """Facts about one version of the ONNX model."""
 
     preprocess: Any
     names: list[str]

@@ -7,6 +7,7 @@ import os
 import sys
 import tarfile
 import tracemalloc
+import zipfile
 from collections.abc import Iterator
 from importlib.util import find_spec
 from itertools import count, islice
@@ -320,3 +321,13 @@ def test_a_long_list_is_planned_in_constant_memory(photos: Path, monkeypatch: py
         peaks.append(tracemalloc.get_traced_memory()[1])
         tracemalloc.stop()
     assert peaks[1] < 1.2 * peaks[0]
+
+
+def test_a_pattern_of_archives_means_the_same_as_without_ray(tmp_path: Path) -> None:
+    for number in range(2):
+        with zipfile.ZipFile(tmp_path / f"{number}.zip", "w") as archive:
+            archive.writestr("a.png", picture(number))
+    pattern = str(tmp_path / "*.zip")
+    found = [source.path for block in cut([pattern], size=10, allow_urls=False) for source in images_of(block)]
+    assert found == [source.path for source in find_sources([pattern]).images]
+    assert found == [f"{tmp_path / name}/a.png" for name in ("0.zip", "1.zip")]

@@ -7,7 +7,6 @@ import json
 import re
 import shutil
 from dataclasses import replace
-from itertools import permutations
 from pathlib import Path
 from typing import Any
 
@@ -19,7 +18,7 @@ from ncd_serve.errors import DataError, UsageError
 from ncd_serve.gallery import Collection, MapKind, build_gallery, read_source
 from ncd_serve.gallery.clusters import describe
 from ncd_serve.gallery.collection import GivenNames
-from ncd_serve.gallery.matching import best_match, contingency
+from ncd_serve.gallery.confusion import confusion_data, contingency
 from ncd_serve.gallery.projection import places, principal
 from ncd_serve.prediction import Candidate, Prediction
 from ncd_serve.reference import REFERENCE, Reference
@@ -94,29 +93,6 @@ def test_the_least_certain_images_follow_the_most_central_ones() -> None:
     assert cluster.nearest == [(1, 30 / 40), (2, 5 / 40)]
 
 
-def test_matching_worked_by_hand() -> None:
-    # Greed would take 9 and then 0; the best pairs are 8 and 7.
-    assert best_match(np.array([[9, 8], [7, 0]])) == [(0, 1), (1, 0)]
-    assert best_match(np.array([[1, 0, 5]])) == [(0, 2)]
-    assert best_match(np.array([[1], [3], [2]])) == [(1, 0)]
-    assert best_match(np.zeros((0, 3), np.int64)) == []
-
-
-def test_matching_is_the_best_of_all() -> None:
-    rng = np.random.default_rng(0)
-    for _ in range(30):
-        rows, columns = rng.integers(1, 6, 2)
-        gains = rng.integers(0, 8, (rows, columns))
-        wide = gains if rows <= columns else gains.T
-        best = max(
-            sum(int(wide[at, to]) for at, to in enumerate(order))
-            for order in permutations(range(wide.shape[1]), len(wide))
-        )
-        pairs = best_match(gains)
-        assert sum(int(gains[pair]) for pair in pairs) == best
-        assert len({at for at, _ in pairs}) == len({to for _, to in pairs}) == min(rows, columns)
-
-
 def test_contingency() -> None:
     classes, table = contingency(np.array([0, 0, 2]), ["b", "a", "b"], clusters=3)
     assert classes == ["a", "b"] and table.tolist() == [[1, 1], [0, 0], [0, 1]]
@@ -152,6 +128,22 @@ def test_a_page_of_a_run(run: Path, tmp_path: Path) -> None:
     assert data["confusion"]["accuracy"] == pytest.approx(22 / 24, abs=1e-4)
     assert (data["confusion"]["clusters"], data["confusion"]["classes"]) == ([1, 0, 2], ["tern", "auk", HOSTILE_CLASS])
     assert data["confusion"]["cells"] == [[0, 0, 12], [1, 0, 2], [1, 1, 6], [2, 2, 4]]
+
+
+def test_confusion_without_a_stored_matching_has_no_accuracy(run: Path) -> None:
+    shown = replace(read_source(run), matched=[])
+    table = confusion_data(shown, [1, 0, 2])
+    assert table is not None and (table["accuracy"], table["matched"]) == (None, 0)
+    # Clusters by size, each class at its largest cluster.
+    assert (table["clusters"], table["classes"]) == ([1, 0, 2], ["tern", "auk", HOSTILE_CLASS])
+    assert table["cells"] == [[0, 0, 12], [1, 0, 2], [1, 1, 6], [2, 2, 4]]
+
+
+def test_what_is_not_matched_comes_last(run: Path) -> None:
+    shown = replace(read_source(run), matched=["tern", "", HOSTILE_CLASS, "auk"])
+    table = confusion_data(shown, [1, 0, 2])
+    assert table is not None and (table["clusters"], table["matched"]) == ([0, 2, 1], 2)
+    assert table["classes"] == ["tern", HOSTILE_CLASS, "auk"] and table["accuracy"] == pytest.approx(6 / 24)
 
 
 def test_sheets_hold_the_pictures_in_order(run: Path, tmp_path: Path) -> None:
@@ -303,3 +295,10 @@ def test_a_bundle_its_names_and_rows_of_it(bundle: Path, glyphs: Path, tmp_path:
     assert (data["total"], data["embedded"], data["map"]) == (4, True, "tsne")
     assert any(cluster["known"] for cluster in data["clusters"])
     assert len(data["background"][0]) == 20  # the unlabelled images of training
+
+
+def test_the_accuracy_is_that_of_the_run(tiny_run: Path) -> None:
+    shown = read_source(tiny_run)
+    table = confusion_data(shown, list(range(len(shown.counts))))
+    scores = json.loads((tiny_run / "summary.json").read_text())["scores"]
+    assert table is not None and table["accuracy"] == pytest.approx(scores["unlabelled-train"]["acc"], abs=1e-4)

@@ -270,3 +270,60 @@ def test_urls_are_fetched_only_when_allowed_and_within_limits(site: str, monkeyp
     reasons = ("Not Found", "ftp", "more than 200,000 bytes", "not complete after 0.5 s", "Connection refused")
     for reason, text in zip(reasons, bad, strict=True):
         assert reason in str(text), text
+
+
+def open_files() -> int:
+    return len(list(Path("/proc/self/fd").iterdir()))
+
+
+@pytest.mark.parametrize("kind", ["zip", "tar"])
+def test_many_archives_are_open_one_after_the_other(tmp_path: Path, kind: str) -> None:
+    write = write_zip if kind == "zip" else write_tar
+    words = [write(tmp_path / f"{number:03d}.{kind}", {"a.png": picture(), "b.png": picture()}) for number in range(50)]
+    before, most = open_files(), 0
+    found = find_sources(words)
+    assert open_files() == before, "all are looked at, none is left open"
+    assert found.total == (100 if kind == "zip" else None)
+    paths = []
+    for source in found.images:
+        read(source)
+        most = max(most, open_files() - before)
+        paths.append(source.path)
+    assert paths == [f"{word}/{name}.png" for word in words for name in "ab"]
+    assert most <= 2
+    del source, found
+    assert open_files() == before
+
+
+def test_images_of_an_archive_can_be_read_late(tmp_path: Path) -> None:
+    """Threads read behind the one that lists: an archive stays open for the images that were listed."""
+    words = [write_zip(tmp_path / f"{number}.zip", {"a.png": picture(number)}) for number in range(3)]
+    assert [read(source) for source in list(find_sources(words).images)] == [picture(number) for number in range(3)]
+
+
+def test_a_bad_archive_after_good_ones_is_an_error_at_once(tmp_path: Path) -> None:
+    good = write_zip(tmp_path / "good.zip", {"a.png": picture()})
+    (tmp_path / "bad.zip").write_bytes(b"no archive")
+    empty = write_zip(tmp_path / "empty.zip", {"notes.txt": b""})
+    for bad, text in ((tmp_path / "bad.zip", "is not a readable archive"), (empty, "no images in")):
+        with pytest.raises(DataError, match=text):
+            find_sources([good, bad])
+
+
+def test_an_archive_that_is_damaged_before_its_turn_is_a_row(tmp_path: Path) -> None:
+    words = [write_zip(tmp_path / f"{number}.zip", {"a.png": picture()}) for number in range(2)]
+    found = find_sources(words)
+    words[1].write_bytes(b"gone")
+    first, second = found.images
+    assert read(first) == picture() and second.path == str(words[1])
+    with pytest.raises(DataError, match="nothing more can be read"):
+        second.read()
+
+
+def test_a_pattern_of_archives_means_the_images_inside(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    write_zip(Path("1.zip"), {"a.png": picture(), "notes.txt": b""})
+    write_tar(Path("2.tar"), {"b.png": picture()})
+    Path("3.png").write_bytes(picture())
+    assert list(outcomes("*.*")) == ["1.zip/a.png", "2.tar/b.png", "3.png"]
+    assert (find_sources("*.zip").total, find_sources("*.*").total) == (1, None)

@@ -19,7 +19,7 @@ from ncd_serve.inputs.images import Source, find_images
 from ncd_serve.prediction import COLUMNS, Prediction
 from ncd_serve.preprocess import PreprocessSpec
 from ncd_serve.rows.assignment import DECODERS, assign_images
-from ncd_serve.rows.tables import finished_paths, partial_path, terminal_table, write_rows
+from ncd_serve.rows.tables import finished_paths, partial_path, read_rows, terminal_table, write_rows
 from ncd_serve.runners import Answer
 
 NAMES = ["dark", "bright: very", "<odd>"]
@@ -189,3 +189,26 @@ def test_unknown_formats_and_missing_images_are_refused(tmp_path: Path) -> None:
         find_images([tmp_path / "none"])
     with pytest.raises(DataError, match="no images in"):
         find_images([tmp_path])
+
+
+@pytest.mark.parametrize(
+    ("field", "value", "reason"),
+    [
+        ("fit", "weird", "its fit is 'weird', not typical, unusual or outlier"),
+        ("cluster_id", "-2", "its cluster is -2"),
+        ("cluster_id", "two", "invalid literal"),
+        ("confidence", "nan", "its confidence is nan"),
+        ("top_k", '[{"cluster_id": -1, "cluster_name": "x", "probability": 0.5}]', "its cluster is -1"),
+        ("top_k", '[{"cluster_id": "1", "cluster_name": "x", "probability": 0.5}]', "its cluster is '1'"),
+    ],
+)
+def test_rows_that_cannot_be_are_named(tmp_path: Path, field: str, value: str, reason: str) -> None:
+    good = {name: "" for name in COLUMNS} | {"path": "a.png", "status": "ok", "cluster_id": "1", "confidence": "0.5"}
+    good["fit"], target = "typical", tmp_path / "rows.csv"
+    with target.open("w", newline="") as stream:
+        writer = csv.DictWriter(stream, COLUMNS)
+        writer.writeheader()
+        writer.writerows([good, {**good, field: value}])
+    with pytest.raises(DataError, match=r"rows\.csv is not a table of rows: row 2: ") as refused:
+        read_rows(target)
+    assert reason in str(refused.value) and refused.value.hint

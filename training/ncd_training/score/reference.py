@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -10,10 +11,11 @@ import numpy as np
 
 from ncd_serve.files import sha256
 from ncd_serve.reference import Reference
+from ncd_training.score.metrics import matched_clusters
 
 if TYPE_CHECKING:
     from ncd_training.data.manifest import Manifest
-    from ncd_training.model.predict import Outputs
+    from ncd_training.model.predict import Ids, Outputs
 
 _DIGITS = 12  # of the hash: enough to tell states apart
 
@@ -40,7 +42,19 @@ def to_reference(
         known_clusters=len(manifest.known_classes) if clusters_are_classes else 0,
         counts=np.bincount(outputs.cluster_ids, minlength=outputs.clusters),
         truth=[names.get(number, str(number)) for number in manifest.truth or ()],
+        matched=class_of_clusters(outputs.cluster_ids, manifest.truth or (), names, clusters=outputs.clusters),
     ).sampled()
+
+
+def class_of_clusters(ids: Ids, truth: Sequence[int], names: Mapping[int, str], *, clusters: int) -> list[str]:
+    """The true class of every cluster under the matching of ACC, "" where they share no image; empty without truth."""
+    if not truth:
+        return []
+    classes, true = [""] * clusters, np.array(truth)
+    matched = matched_clusters(ids, true)
+    for number in np.unique(true[matched[true] == ids]).tolist():
+        classes[matched[number]] = names.get(number, str(number))
+    return classes
 
 
 def checkpoint_id(checkpoint: Path) -> str:

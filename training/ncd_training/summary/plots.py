@@ -15,17 +15,15 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure  # not pyplot: a notebook's own backend stays as it is
 from matplotlib.ticker import MaxNLocator
 from numpy.typing import NDArray
-from sklearn.decomposition import PCA
-from sklearn.manifold import TSNE
 
 from ncd_serve.files import atomic_path
+from ncd_serve.gallery.projection import tsne
 from ncd_training.summary.figures import PAIRS, QUALITY, TERMS, curves
 
 _MARKERS = "os^DvP"
 # The dark colours first, then the pale ones; no grey, which the known classes have.
 COLOURS = [colormaps["tab20"](number) for shade in (0, 1) for number in range(shade, 20, 2) if number // 2 != 7]
 _MOST_IN_LEGEND = 24
-_PCA_DIM = 50  # t-SNE's authors reduce to this first: distances stay, noise and time shrink
 _REDRAW_AFTER = 60.0  # s
 _STYLES = {"precision": "-", "recall": "--"}
 
@@ -141,15 +139,6 @@ def draw_bars(columns: Mapping[str, Sequence[Bar]], *, title: str, target: Path)
     places[0][-1].legend(fontsize="small", loc="center left", bbox_to_anchor=(1, 0.5), frameon=False)
     figure.suptitle(title)
     save_figure(figure, target)
-
-
-def tsne(features: NDArray[np.float32], *, seed: int) -> NDArray[np.float32]:
-    """Places [M, 2] in which near embeddings stay near; the seed alone decides them."""
-    directions = features / np.maximum(np.linalg.norm(features, axis=1, keepdims=True), 1e-12)
-    reduced = PCA(min(_PCA_DIM, *directions.shape), random_state=seed).fit_transform(directions)
-    perplexity = min(30.0, (len(reduced) - 1) / 3)
-    places: NDArray[np.float32] = TSNE(perplexity=perplexity, init="pca", random_state=seed).fit_transform(reduced)
-    return places
 
 
 def save_figure(figure: Figure, target: Path) -> None:

@@ -28,15 +28,15 @@ def doctor(
     model_name: ModelName = "ncd_global",
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
 ) -> None:
-    """Check the installation, and what else is named; tell what to do about each problem.
+    """Check the installation, and a bundle, repository or server if named; print a fix for each problem.
 
-    What is `missing` is needed by some commands only. Ends with 0 unless there is a problem; otherwise with the code
-    of the first one: 3 for a bundle, a repository or a disk, 5 for a server or Triton, 6 for the installation.
+    Parts that are `missing` are needed by some commands only. Exit code 0 unless there is a problem; otherwise that of
+    the first one: 3 for a bundle, a repository or a disk, 5 for a server or Triton, 6 for the installation.
     """
     from ncd_serve.doctor.checks import examine
 
     checks: list[Check] = []
-    with messages.status("looking"):
+    with messages.status("checking"):
         for check in examine(bundle=bundle, repository=repository, url=url, model=model_name):
             if not as_json:
                 _show(check, new_group=not checks or checks[-1].group != check.group)

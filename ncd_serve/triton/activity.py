@@ -1,4 +1,4 @@
-"""What a server is doing, live on a terminal, or a line a minute where there is none."""
+"""Show the requests of a server: live on a terminal, a line a minute elsewhere."""
 
 from __future__ import annotations
 
@@ -9,13 +9,13 @@ from typing import TYPE_CHECKING
 from rich.live import Live
 from rich.table import Table
 
-from ncd_serve.cli.console import messages
-
 if TYPE_CHECKING:
     from types import TracebackType
 
-    from ncd_serve.triton import TritonServer
+    from rich.console import Console
+
     from ncd_serve.triton.probe import Activity
+    from ncd_serve.triton.server import TritonServer
 
 _LINE_SECONDS = 60
 
@@ -23,13 +23,13 @@ _LINE_SECONDS = 60
 class ActivityDisplay:
     """Requests, rate and latency of each model. Use it as a context, and call `update` every second."""
 
-    def __init__(self, server: TritonServer) -> None:
-        self._server = server
-        self._live = Live(console=messages, auto_refresh=False, transient=True) if messages.is_terminal else None
+    def __init__(self, server: TritonServer, console: Console) -> None:
+        self._server, self._console = server, console
+        self._live = Live(console=console, auto_refresh=False, transient=True) if console.is_terminal else None
         self._before, self._then = server.activity(), time.monotonic()
 
     def __enter__(self) -> ActivityDisplay:
-        """Begin."""
+        """Start the display."""
         if self._live:
             self._live.start()
         return self
@@ -52,9 +52,8 @@ class ActivityDisplay:
             self._live.update(_table(now, rates), refresh=True)
         else:
             for model in (model for model in now if rates[model]):
-                messages.print(
-                    f"{time.strftime('%H:%M:%S')} {model}: {_line(now[model], rates[model])}", highlight=False
-                )
+                line = f"{time.strftime('%H:%M:%S')} {model}: {_line(now[model], rates[model])}"
+                self._console.print(line, highlight=False)
         self._before, self._then = now, time.monotonic()
 
 

@@ -1,0 +1,71 @@
+"""`assign`."""
+
+from __future__ import annotations
+
+from functools import partial
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from ncd_serve.cli.console import messages, out
+from ncd_serve.cli.options import AllowUrls, Engine, Form, Images, MinConfidence, Resume, TopK
+from ncd_serve.errors import UsageError
+from ncd_serve.progress import Progress
+from ncd_serve.runners import Device
+
+
+def assign(
+    images: Images,
+    bundle: Annotated[Path, typer.Option(help="A bundle that `ncd-serve export` made.")],
+    output: Annotated[
+        str | None,
+        typer.Option("--out", help="Write rows to a .csv, .jsonl or .parquet file; with Ray a folder, also by URL."),
+    ] = None,
+    resume: Resume = False,
+    form: Form = None,
+    top_k: TopK = 3,
+    min_confidence: MinConfidence = 0.0,
+    allow_urls: AllowUrls = False,
+    device: Annotated[
+        Device, typer.Option(help="Device to compute on; auto is CUDA where it works, else the CPU.")
+    ] = Device.AUTO,
+    engine: Annotated[
+        Engine,
+        typer.Option(
+            help="plain: one process. ray: many processes, on one machine or a cluster, for very many images."
+        ),
+    ] = Engine.PLAIN,
+    block: Annotated[
+        int | None, typer.Option(min=1, help="With Ray: images per output file; default 1000. Shards are not split.")
+    ] = None,
+    workers: Annotated[
+        int | None,
+        typer.Option(min=1, help="With Ray: number of workers; default one for each CPU or GPU of the cluster."),
+    ] = None,
+    ray_address: Annotated[
+        str | None,
+        typer.Option(help="With Ray: address of a cluster, as RAY_ADDRESS; default: start Ray on this machine."),
+    ] = None,
+) -> None:
+    """Assign images to clusters without a server, with ONNX Runtime."""
+    from ncd_serve.rows.writing import RowOptions, print_rows, save_rows
+    from ncd_serve.runners import open_bundle
+
+    progress, options = Progress(messages), RowOptions(top_k, min_confidence, allow_urls)
+    load = partial(open_bundle, bundle, device=device, progress=progress)
+    if engine is Engine.RAY:
+        from ncd_serve.bulk.run import RayOptions, assign_in_bulk
+
+        if output is None:
+            raise UsageError("--engine ray needs an --out", hint="add --out FOLDER")
+        ray = RayOptions(device, block, workers, ray_address)
+        assign_in_bulk(images, bundle, target=output, resume=resume, options=options, ray=ray, progress=progress)
+    elif block or workers or ray_address:
+        raise UsageError("--block, --workers and --ray-address are for Ray", hint="add --engine ray")
+    elif output:
+        save_rows(images, load, target=Path(output), resume=resume, options=options, progress=progress)
+    elif resume:
+        raise UsageError("--resume needs the --out of the interrupted run", hint="add --out FILE")
+    else:
+        print_rows(images, load, form=form and form.value, options=options, out=out, progress=progress)

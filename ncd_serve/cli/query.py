@@ -1,0 +1,46 @@
+"""`query`."""
+
+from __future__ import annotations
+
+from functools import partial
+from typing import Annotated
+
+import typer
+
+from ncd_serve.cli.console import messages, out
+from ncd_serve.cli.options import AllowUrls, Form, Images, MinConfidence, ModelName, Output, Resume, TopK
+from ncd_serve.contract import DEFAULT_MODEL, DEFAULT_URL
+from ncd_serve.errors import UsageError
+from ncd_serve.progress import Progress
+
+
+def query(
+    images: Images,
+    url: Annotated[
+        str, typer.Option(help="The Triton server: grpc://HOST:PORT or http://HOST:PORT; grpcs and https for TLS.")
+    ] = DEFAULT_URL,
+    model_name: ModelName = DEFAULT_MODEL,
+    output: Output = None,
+    resume: Resume = False,
+    form: Form = None,
+    top_k: TopK = 3,
+    min_confidence: MinConfidence = 0.0,
+    allow_urls: AllowUrls = False,
+    concurrency: Annotated[int, typer.Option(min=1, help="Number of requests in flight.")] = 16,
+    timeout: Annotated[float, typer.Option(min=0.1, help="Seconds to wait for one answer.")] = 60.0,
+    patience: Annotated[
+        float, typer.Option(min=0.0, help="Seconds to keep retrying a server that cannot be reached.")
+    ] = 60.0,
+) -> None:
+    """Ask a Triton server for the cluster ids of images."""
+    from ncd_serve.client.client import Client
+    from ncd_serve.rows.writing import RowOptions, print_rows, save_rows
+
+    progress, options = Progress(messages), RowOptions(top_k, min_confidence, allow_urls)
+    connect = partial(Client, url, model=model_name, timeout=timeout, patience=patience, concurrency=concurrency)
+    if output:
+        save_rows(images, connect, target=output, resume=resume, options=options, progress=progress)
+    elif resume:
+        raise UsageError("--resume needs the --out of the interrupted run", hint="add --out FILE")
+    else:
+        print_rows(images, connect, form=form and form.value, options=options, out=out, progress=progress)

@@ -1,0 +1,138 @@
+"""Write rows of images to a file or to the terminal, and resume a file that is not finished."""
+
+from __future__ import annotations
+
+import sys
+from collections import Counter
+from collections.abc import Callable, Generator, Iterable, Iterator
+from contextlib import AbstractContextManager, closing
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from ncd_serve.errors import DataError, UsageError
+from ncd_serve.inputs.sources import Images, Sources, find_sources
+from ncd_serve.rows.assignment import assign_images
+from ncd_serve.rows.tables import (
+    check_format,
+    finished_paths,
+    partial_path,
+    terminal_table,
+    write_csv,
+    write_jsonl,
+    write_rows,
+)
+
+if TYPE_CHECKING:
+    from rich.console import Console
+
+    from ncd_serve.inputs.images import Source
+    from ncd_serve.prediction import Prediction
+    from ncd_serve.progress import Progress
+    from ncd_serve.runners import Runner
+
+OpenRunner = Callable[[], "AbstractContextManager[Runner]"]
+STATUSES = ("ok", "unsure", "error")
+
+
+@dataclass(frozen=True)
+class RowOptions:
+    """Settings of the rows themselves, wherever they are written."""
+
+    top_k: int = 3
+    min_confidence: float = 0.0
+    allow_urls: bool = False
+
+
+def save_rows(
+    images: Images, open_runner: OpenRunner, *, target: Path, resume: bool, options: RowOptions, progress: Progress
+) -> None:
+    """Write one row for each image to a .csv, .jsonl or .parquet file.
+
+    Mistakes in the arguments are raised before the runner is opened. An interrupted call leaves its rows in a partial
+    file; a call with `resume` skips the images of that file and appends the others.
+    """
+    if _is_complete(target, resume=resume):
+        progress.say(f"{target} is complete already")
+        return
+    sources = find_sources(images, allow_urls=options.allow_urls)
+    with open_runner() as runner:
+        finished = _skip_finished(sources.images, target) if resume else 0
+        counts: Counter[str] = Counter()
+        with closing(_rows(sources, runner, options)) as rows:
+            shown = progress.track(_counted(rows, counts), "asking", sources.total, finished)
+            _keep(shown, target, finished, counts, progress)
+
+
+def print_rows(
+    images: Images,
+    open_runner: OpenRunner,
+    *,
+    form: str | None,
+    options: RowOptions,
+    out: Console,
+    progress: Progress,
+) -> None:
+    """Print one row for each image as `table`, `csv` or `jsonl`; default: a table on a terminal and csv elsewhere."""
+    sources = find_sources(images, allow_urls=options.allow_urls)
+    with open_runner() as runner, closing(_rows(sources, runner, options)) as rows:
+        shown = progress.track(rows, "asking", sources.total)
+        if form == "table" or (form is None and out.is_terminal):
+            out.print(terminal_table(shown))
+        else:
+            (write_jsonl if form == "jsonl" else write_csv)(shown, sys.stdout)
+
+
+def summarise(counts: Counter[str], before: str) -> str:
+    """Rows by status, after what was there `before`."""
+    parts = [before] if before else []
+    return ", ".join([*parts, *(f"{counts[status]} {status}" for status in STATUSES if counts[status])])
+
+
+def _rows(sources: Sources, runner: Runner, options: RowOptions) -> Generator[Prediction, None, None]:
+    return assign_images(sources.images, runner, top_k=options.top_k, min_confidence=options.min_confidence)
+
+
+def _is_complete(target: Path, *, resume: bool) -> bool:
+    """Return whether nothing is left to resume; raise UsageError for a target that must not be written."""
+    check_format(target)
+    partial = partial_path(target)
+    begun = partial.exists() and partial.stat().st_size > 0
+    if begun and not resume:
+        raise UsageError(
+            f"{partial} holds rows of an unfinished run",
+            hint="continue it with --resume, or remove the file to start over",
+        )
+    return resume and not begun and target.exists()
+
+
+def _keep(rows: Iterable[Prediction], target: Path, finished: int, counts: Counter[str], progress: Progress) -> None:
+    try:
+        write_rows(rows, target, resume=finished > 0)
+    except BaseException:
+        if kept := finished + counts.total():
+            progress.say(f"{kept} rows are kept in {partial_path(target)}: continue with --resume")
+        raise
+    before = f"{finished} from before" if finished else ""
+    progress.say(f"{finished + counts.total()} rows in {target} ({summarise(counts, before)})")
+
+
+def _counted(rows: Iterable[Prediction], counts: Counter[str]) -> Iterator[Prediction]:
+    for row in rows:
+        yield row
+        counts[row.status] += 1  # whoever asks for the next row has written this one
+
+
+def _skip_finished(sources: Iterator[Source], target: Path) -> int:
+    """Skip the images that an unfinished table has rows of, and return their number."""
+    partial = partial_path(target)
+    number = 0
+    for number, path in enumerate(finished_paths(target) if partial.exists() else (), start=1):
+        source = next(sources, None)
+        if source is None or source.path != path:
+            now = source.path if source else "nothing"
+            raise DataError(
+                f"row {number} of {partial} is {path}, but the images named now have {now} there",
+                hint="name the same images in the same order, or start over with another --out",
+            )
+    return number
