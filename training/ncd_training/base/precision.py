@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
 
 import torch
@@ -12,34 +13,55 @@ from torch import Tensor
 from ncd_serve.errors import UsageError
 
 
+def compute_device() -> torch.device:
+    """The device that networks are trained on: a GPU if there is one."""
+    return torch.device("cuda" if torch.cuda.is_available() else "cpu")
+
+
 @dataclass(frozen=True)
 class Precision:
-    """What the branches compute in; the terms of the objective are always float32."""
+    """Number format of trunk and branches; the terms of the objective are always float32."""
 
     dtype: torch.dtype = torch.float32
     scaler: torch.amp.GradScaler = field(default_factory=lambda: torch.amp.GradScaler(enabled=False))
 
     @classmethod
     def on(cls, device: torch.device, *, mixed: bool) -> Precision:
-        """bfloat16 where a GPU has it, else float16 with scaled gradients; float32 if not `mixed` or no GPU."""
+        """bfloat16 where a GPU computes in it, else float16 with scaled gradients; float32 if not `mixed` or no GPU.
+
+        GPUs before Ampere emulate bfloat16, more slowly than they compute in float16.
+        """
         if not mixed or device.type != "cuda":
             return cls()
-        if torch.cuda.is_bf16_supported():
+        if torch.cuda.is_bf16_supported(including_emulation=False):
             return cls(torch.bfloat16)
         return cls(torch.float16, torch.amp.GradScaler("cuda"))
 
-    def autocast(self, device: torch.device) -> torch.autocast:
+    def autocast(self, device: torch.device) -> AbstractContextManager[object]:
         """The context in which images go through trunk and branches."""
-        return torch.autocast(device.type, self.dtype, enabled=self.dtype != torch.float32)
+        return nullcontext() if self.dtype == torch.float32 else torch.autocast(device.type, self.dtype)
 
-    def step(self, loss: Tensor, optimizer: torch.optim.Optimizer) -> None:
-        """Run backward and update the weights, with scaled gradients where float16 needs them."""
+    def step(self, loss: Tensor, optimizer: torch.optim.Optimizer) -> bool:
+        """Run backward and update the weights; False if the update was skipped."""
+        self.backward(loss)
+        return self.update(optimizer)
+
+    def backward(self, loss: Tensor) -> None:
+        """Compute gradients, scaled where float16 needs it."""
         self.scaler.scale(loss).backward()
+
+    def update(self, optimizer: torch.optim.Optimizer) -> bool:
+        """Update the weights. Scaled gradients that are not finite are skipped, and the answer is False."""
+        updates: list[bool] = []
+        # GradScaler has no public flag for a skipped update, and comparing its scales would wait for the GPU.
+        hook = optimizer.register_step_post_hook(lambda *_: updates.append(True))
         self.scaler.step(optimizer)
         self.scaler.update()
+        hook.remove()
+        return bool(updates)
 
     def check_finite(self, terms: Mapping[str, float], *, epoch: int) -> None:
-        """Raise UsageError when training has diverged; where gradients are scaled, such a step is left out anyway."""
+        """Raise UsageError when training has diverged; where gradients are scaled, such a step is skipped anyway."""
         lost = [f"{name} is {value}" for name, value in terms.items() if not math.isfinite(value)]
         if lost and not self.scaler.is_enabled():
             raise UsageError(f"diverged in epoch {epoch + 1}: {lost[0]}", hint="start anew with a lower learning rate")
