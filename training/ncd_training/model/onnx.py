@@ -110,8 +110,6 @@ def _write(name: str, resolution: int, weights: Path, target: Path) -> None:
     write_onnx(TrunkGraph(), target, resolution=resolution, metadata={})
 
 
-
-
 OPSET = 20  # what torch translates to without a conversion, and ONNX Runtime reads since 1.17
 
 

@@ -12,7 +12,7 @@ from torch import Tensor
 from torch.utils.data import DataLoader
 
 from ncd_training.base.checkpoint import load_checkpoint, save_checkpoint
-from ncd_training.base.precision import Precision
+from ncd_training.base.precision import Precision, compute_device
 from ncd_training.base.randomness import Purpose
 from ncd_training.base.run_dir import PRETRAINED, RunDir
 from ncd_training.config.schema import PretrainConfig, TrainConfig
@@ -75,7 +75,7 @@ def build_state(config: TrainConfig, parts: TrunkParts) -> PretrainState:
     lesson = (
         Rotations(network, parts.dim) if settings.method == "rotnet" else MomentumContrast(network, parts.dim, settings)
     )
-    device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
+    device = compute_device()
     lesson.to(memory_format=torch.channels_last)  # type: ignore[call-overload]  # missing in torch's types
     lesson.to(device)
     optimizer = torch.optim.SGD(
@@ -105,16 +105,14 @@ def train_epoch(
     plan.epoch = state.epoch
     for group in state.optimizer.param_groups:
         group["lr"] = pretraining_rate(settings, state.epoch)
-    device, scaler = _device(state), state.precision.scaler
+    device = _device(state)
     state.lesson.train()
     totals = torch.zeros(2)
     for views in loader:
         state.optimizer.zero_grad()
         with state.precision.autocast(device):
-            lesson = state.lesson(*(view.to(device) for view in views))
-        scaler.scale(lesson.loss).backward()
-        scaler.step(state.optimizer)
-        scaler.update()
+            lesson = state.lesson(*(view.to(device, non_blocking=True) for view in views))
+        state.precision.step(lesson.loss, state.optimizer)
         totals += torch.stack([lesson.loss.detach(), lesson.accuracy]).cpu()
         state.precision.check_finite({"loss": float(totals[0])}, epoch=state.epoch)
     state.epoch += 1
@@ -135,7 +133,7 @@ def _fit(setup: Setup, state: PretrainState, run: RunDir, log: RunLog) -> None:
     config, settings, seed = setup.config, setup.config.pretrain, setup.config.optim.seed
     learn, held_out = split_images(setup.manifest.images, settings, seed=seed)
     plan = BatchPlan(len(learn), 1, settings.batch, 0, seed=seed, views=state.lesson.views)
-    loader = batches(FileViews(learn, config.data), plan, workers=config.data.workers)
+    loader = batches(FileViews(learn, config.data), plan, workers=config.data.workers, device=_device(state))
     rows, curves = run.read_metrics()[: state.epoch], CurvePlots(run.plots)
     display = EpochDisplay(setup.console, log, epochs=settings.epochs, steps=len(plan), rows=rows)
     try:
@@ -170,12 +168,11 @@ def _device(state: PretrainState) -> torch.device:
 
 def _print_plan(setup: Setup, run: RunDir, origin: WeightsReport | None) -> None:
     config, settings = setup.config, setup.config.pretrain
-    device = "cuda" if torch.cuda.is_available() else "cpu"
     learn, held_out = split_images(setup.manifest.images, settings, seed=config.optim.seed)
     beside = f"{len(held_out):,} held out" if held_out else f"queue of {settings.queue:,} keys"
     setup.console.print(
         f"[bold]{setup.manifest.name}[/bold]: {len(learn):,} images, no labels, {beside}\n"
-        f"{settings.method} of {config.model.trunk} at {config.data.resolution} px on {device}, "
+        f"{settings.method} of {config.model.trunk} at {config.data.resolution} px on {compute_device()}, "
         f"{settings.epochs} epochs in batches of {settings.batch}; run directory [bold]{run.path}[/bold]",
         highlight=False,
         soft_wrap=True,

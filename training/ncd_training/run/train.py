@@ -136,7 +136,7 @@ def evaluate(setup: Setup, state: TrainState, run: RunDir) -> dict[str, Any]:
 def _fit(setup: Setup, state: TrainState, run: RunDir, log: RunLog) -> None:
     config, ranks, plan = setup.config, state.ranks, _batch_plan(setup)
     material = gather(setup, state.model, run, ranks)
-    loader = batches(material.views, plan, workers=config.data.workers, ranks=ranks)
+    loader = batches(material.views, plan, workers=config.data.workers, device=state.model.device, ranks=ranks)
     if config.optim.compile:
         state.model.compile()
     rows, curves = run.read_metrics()[: state.epoch], CurvePlots(run.plots)
