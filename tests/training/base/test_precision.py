@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from copy import deepcopy
 from types import SimpleNamespace
 
 import pytest
@@ -55,14 +56,27 @@ def test_an_update_says_whether_it_was_skipped(optimizer: type[torch.optim.Optim
     for precision in (Precision(), Precision(torch.float16, torch.amp.GradScaler("cpu", init_scale=4.0))):
         before = weight.detach().clone()
         updates.zero_grad()
-        assert precision.step(weight.sum(), updates)
+        assert precision.step(weight.sum(), updates, [])
         assert not torch.equal(before, weight)
     before = weight.detach().clone()
     updates.zero_grad()
-    assert not precision.step((weight * torch.inf).sum(), updates)
+    assert not precision.step((weight * torch.inf).sum(), updates, [])
     assert torch.equal(before, weight) and precision.scaler.get_scale() == 2.0
     updates.zero_grad()
-    assert precision.step(weight.sum(), updates)
+    assert precision.step(weight.sum(), updates, [])
+
+
+def test_a_skipped_update_leaves_the_statistics_of_batch_norm_as_they_were() -> None:
+    network = nn.Sequential(nn.BatchNorm2d(2), nn.BatchNorm2d(2).eval())
+    updates = torch.optim.SGD(network.parameters(), 0.1)
+    precision = Precision(torch.float16, torch.amp.GradScaler("cpu"))
+    for factor in (1.0, torch.inf):
+        before, statistics = deepcopy(network.state_dict()), precision.statistics(network)
+        assert precision.step(network(torch.rand(4, 2, 3, 3) * factor).sum(), updates, statistics) == (factor == 1.0)
+        after = network.state_dict()
+        same = [name for name in after if torch.equal(before[name], after[name])]
+        assert ("0.running_mean" in same and "0.num_batches_tracked" in same) == (factor != 1.0)
+    assert Precision().statistics(network) == []
 
 
 def test_divergence_is_an_error_where_no_step_is_skipped() -> None:

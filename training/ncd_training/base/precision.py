@@ -8,9 +8,11 @@ from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from ncd_serve.errors import UsageError
+
+Statistics = list[tuple[Tensor, Tensor]]  # buffers, each with a copy of its values
 
 
 def compute_device() -> torch.device:
@@ -41,23 +43,36 @@ class Precision:
         """The context in which images go through trunk and branches."""
         return nullcontext() if self.dtype == torch.float32 else torch.autocast(device.type, self.dtype)
 
-    def step(self, loss: Tensor, optimizer: torch.optim.Optimizer) -> bool:
-        """Run backward and update the weights; False if the update was skipped."""
+    def statistics(self, module: nn.Module) -> Statistics:
+        """Running statistics of batch norm, asked for before a forward pass; none where no step is ever skipped."""
+        if not self.scaler.is_enabled():
+            return []
+        norms = [norm for norm in module.modules() if isinstance(norm, nn.modules.batchnorm._BatchNorm)]
+        return [(buffer, buffer.clone()) for norm in norms if norm.training for buffer in norm.buffers(recurse=False)]
+
+    def step(self, loss: Tensor, optimizer: torch.optim.Optimizer, statistics: Statistics) -> bool:
+        """Run backward and `update`."""
         self.backward(loss)
-        return self.update(optimizer)
+        return self.update(optimizer, statistics)
 
     def backward(self, loss: Tensor) -> None:
         """Compute gradients, scaled where float16 needs it."""
         self.scaler.scale(loss).backward()
 
-    def update(self, optimizer: torch.optim.Optimizer) -> bool:
-        """Update the weights. Scaled gradients that are not finite are skipped, and the answer is False."""
+    def update(self, optimizer: torch.optim.Optimizer, statistics: Statistics) -> bool:
+        """Update the weights and return True. If scaled gradients are not finite, restore `statistics`, return False.
+
+        In float16 activations may be infinite as well: a skipped step must leave nothing behind.
+        """
         updates: list[bool] = []
         # GradScaler has no public flag for a skipped update, and comparing its scales would wait for the GPU.
         hook = optimizer.register_step_post_hook(lambda *_: updates.append(True))
         self.scaler.step(optimizer)
         self.scaler.update()
         hook.remove()
+        if not updates:
+            for buffer, before in statistics:
+                buffer.copy_(before)
         return bool(updates)
 
     def check_finite(self, terms: Mapping[str, float], *, epoch: int) -> None:

@@ -104,10 +104,11 @@ class StageLoop:
         for plan.epoch in range(state.epoch, epochs):
             for requests, (inputs,) in zip(plan, loader, strict=True):
                 rows = torch.tensor([request.index for request in requests]).to(device, non_blocking=True)
+                statistics = state.precision.statistics(state.trained)
                 state.optimizer.zero_grad()
                 with state.precision.autocast(device):
                     value = loss(self.model.placed(inputs), rows)
-                state.precision.step(value, state.optimizer)
+                state.precision.step(value, state.optimizer, statistics)
                 state.schedule.step()
                 yield
             state.precision.check_finite({name: float(value.detach())}, epoch=plan.epoch)

@@ -109,10 +109,11 @@ def train_epoch(
     state.lesson.train()
     totals = torch.zeros(2)
     for views in loader:
+        statistics = state.precision.statistics(state.lesson)
         state.optimizer.zero_grad()
         with state.precision.autocast(device):
             lesson = state.lesson(*(view.to(device, non_blocking=True) for view in views))
-        state.precision.step(lesson.loss, state.optimizer)
+        state.precision.step(lesson.loss, state.optimizer, statistics)
         totals += torch.stack([lesson.loss.detach(), lesson.accuracy]).cpu()
         state.precision.check_finite({"loss": float(totals[0])}, epoch=state.epoch)
     state.epoch += 1

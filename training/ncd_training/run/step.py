@@ -17,7 +17,6 @@ if TYPE_CHECKING:
 
     from ncd_training.config.schema import TrainConfig
     from ncd_training.data.views import BatchPlan
-    from ncd_training.model.branches import DualBranchModel
     from ncd_training.run.state import TrainState
 
 
@@ -62,7 +61,7 @@ def train_step(
     model, objective, ranks, precision = state.model, state.objective, state.ranks, state.precision
     labels, rows, *views = (tensor.to(model.device, non_blocking=True) for tensor in (labels, rows, *views))
     state.optimizer.zero_grad()  # before the forward pass, so that old gradients are not held beside its maps
-    statistics = _running_statistics(model) if precision.scaler.is_enabled() else []
+    statistics = precision.statistics(model)
     with precision.autocast(model.device):
         outputs = model(model.to_maps(model.placed(torch.cat(views))))
     first, second = map(ranks.gather, split_views(outputs))
@@ -70,18 +69,9 @@ def train_step(
     terms = objective(batch)
     precision.backward(torch.stack(list(terms.values())).sum())
     ranks.add_gradients(model.branches.parameters())
-    if precision.update(state.optimizer):
+    if precision.update(state.optimizer, statistics):  # features of a skipped step may be infinite
         objective.remember(batch, branches=model.branches, generator=generator)
-    else:  # in float16 features may be infinite: such a step leaves nothing behind
-        for buffer, before in statistics:
-            buffer.copy_(before)
     return {name: term.detach() for name, term in terms.items()}
-
-
-def _running_statistics(model: DualBranchModel) -> list[tuple[Tensor, Tensor]]:
-    """Buffers that a forward pass changes, i.e. those of batch norm, each with a copy of its values."""
-    changing = [module for module in model.modules() if module.training]
-    return [(buffer, buffer.clone()) for module in changing for buffer in module.buffers(recurse=False)]
 
 
 def split_views(outputs: list[BranchOutput]) -> tuple[list[BranchOutput], list[BranchOutput]]:
