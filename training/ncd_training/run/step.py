@@ -36,7 +36,7 @@ def train_epoch(
         unlabelled = torch.tensor(indices[labelled:]) - len(labels)
         generator = generator_for(config.optim.seed, Purpose.PARTS, state.epoch, step)
         terms = train_step(state, views, labels[indices[:labelled]], rows=unlabelled, ramp=ramp, generator=generator)
-        # The one place of a step that waits for the device.
+        # The one place of a step that waits for the device; with float16, torch's GradScaler waits as well.
         figures = dict(zip(terms, torch.stack([*terms.values()]).tolist(), strict=True))
         state.precision.check_finite(figures, epoch=state.epoch)
         for name, value in figures.items():
