@@ -151,7 +151,7 @@ def measure(trunk: str, form: str, folder: Path) -> dict[str, float]:
         views = cache_views(state.model.trunk, paths, data, folder=folder, track=progress.silent)
     else:
         views = FullSizeViews(paths, data) if form == "plain" else FileViews(paths, data)
-    loader = batches(views, plan, workers=0)
+    loader = batches(views, plan, workers=0, device=state.model.device)
     labels, generator = torch.arange(LABELLED) % KNOWN, torch.Generator()
     held = next(iter(loader)) if form == "limit" else None
 

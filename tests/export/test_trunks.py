@@ -45,7 +45,7 @@ def stepped(
     parts, _ = initial_trunk(setup.config, weights=None)
     state = build_state(setup, parts)
     if together:
-        with_global_batch_norm(state.model.branches)
+        with_global_batch_norm(state.model.branches, torch.device("cpu"))
     step(state, setup)
     state.epoch = 1
     save_checkpoint(state, run.checkpoint)

@@ -10,6 +10,7 @@ import sys
 import time
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
+from copy import deepcopy
 from datetime import timedelta
 from pathlib import Path
 from typing import Any
@@ -23,6 +24,8 @@ from ncd_training.base.run_dir import RunDir
 from ncd_training.config.resolve import parse_override, resolve_config
 from ncd_training.config.schema import TrainConfig
 from ncd_training.model.map_cache import cache_views
+from ncd_training.model.trunk import build_trunk
+from ncd_training.objective.queues import FifoQueue
 from ncd_training.run import train as training
 from rich.console import Console
 from safetensors.torch import load_file
@@ -223,7 +226,12 @@ def _talk() -> None:
     joined.follow_leader(layer)
     torch.manual_seed(0)
     assert torch.equal(layer.weight, torch.nn.Linear(2, 2).weight)
+    queue = FifoQueue(4, 1)
+    queue.push(torch.ones(2 + joined.rank, 1))
+    joined.follow_leader(queue)
+    assert queue.filled.tolist() == [[1.0], [1.0]]
     _norms_agree(joined.rank)
+    _counts_fit_into_float16()
     ranks.leave()
     ranks.join(Launch.read()).wait()  # for another run
 
@@ -242,5 +250,34 @@ def _norms_agree(rank: int) -> None:
     assert max(float((a - b).detach().abs().max()) for a, b in pairs) < 1e-5
 
 
+def _counts_fit_into_float16() -> None:
+    """48 images of each rank with 28 x 28 locations: 75,264 are more than float16 can count."""
+    maps = torch.randn(48, 2, 28, 28, generator=torch.Generator().manual_seed(0)).add(1).half()
+    mine, plain = ranks.GlobalBatchNorm(torch.nn.BatchNorm2d(2)), torch.nn.BatchNorm2d(2)
+    answer, expected = mine(maps), plain(maps.float())
+    assert answer.dtype == torch.float16
+    torch.testing.assert_close(answer.float(), expected, atol=2e-3, rtol=0)
+    torch.testing.assert_close(mine.running_var, plain.running_var, atol=1e-4, rtol=0)
+
+
 def test_ranks_talk_to_each_other_and_norms_see_them_all() -> None:
     assert together(2, _talk)
+
+
+@pytest.mark.parametrize(("device", "norm"), [("cuda", torch.nn.SyncBatchNorm), ("cpu", ranks.GlobalBatchNorm)])
+def test_norms_over_ranks_are_torch_s_own_on_cuda(device: str, norm: type[torch.nn.Module]) -> None:
+    torch.manual_seed(0)
+    for trunk in ("small_resnet", "efficientnet_lite0"):  # the layers of the second, timm's, end in an activation
+        tail = build_trunk(trunk, resolution=32).tail
+        for tensor in tail.state_dict().values():
+            tensor.copy_(torch.rand(tensor.shape).add(0.5))
+        replaced = deepcopy(tail)
+        ranks.with_global_batch_norm(replaced, torch.device(device))
+        layers = [module for module in replaced.modules() if isinstance(module, torch.nn.modules.batchnorm._BatchNorm)]
+        assert len(layers) >= 3 and all(isinstance(layer, norm) for layer in layers)
+        state = replaced.state_dict()
+        assert list(state) == list(tail.state_dict())
+        assert all(torch.equal(tensor, state[name]) for name, tensor in tail.state_dict().items())
+        # In eval mode no rank is asked, so that both can run here.
+        maps = torch.randn(2, next(tail.parameters()).shape[1], 4, 4)
+        torch.testing.assert_close(replaced.eval()(maps), tail.eval()(maps))

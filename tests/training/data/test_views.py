@@ -9,6 +9,8 @@ from ncd_training.model.trunk import build_trunk
 
 from ncd_serve import progress
 
+CPU = torch.device("cpu")
+
 
 def data(**more: object) -> DataConfig:
     return DataConfig.model_validate(
@@ -82,12 +84,21 @@ def test_any_change_makes_a_new_cache(glyphs: Path, tmp_path: Path) -> None:
     assert len(list(tmp_path.iterdir())) == 4
 
 
+def test_batches_for_a_gpu_are_in_pinned_memory(glyphs: Path, tmp_path: Path) -> None:
+    trunk = Trunk(build_trunk("small_resnet", resolution=32))
+    cached = cache_views(trunk, images(glyphs), data(), folder=tmp_path, track=progress.silent)
+    plan = BatchPlan(6, 4, 3, 2, seed=0)
+    for views in (FileViews(images(glyphs), data()), cached):
+        assert batches(views, plan, workers=0, device=torch.device("cuda")).pin_memory
+        assert not batches(views, plan, workers=0, device=CPU).pin_memory
+
+
 def test_both_kinds_of_views_come_in_the_plan_s_order(glyphs: Path, tmp_path: Path) -> None:
     trunk = Trunk(build_trunk("small_resnet", resolution=32))
     paths = images(glyphs)
     cached = cache_views(trunk, paths, data(), folder=tmp_path, track=progress.silent)
     plan = BatchPlan(6, 4, 3, 2, seed=0)
     for views in (FileViews(paths, data()), cached):
-        shapes = [[len(view) for view in step] for step in batches(views, plan, workers=0)]
+        shapes = [[len(view) for view in step] for step in batches(views, plan, workers=0, device=CPU)]
         assert shapes == [[5, 5], [5, 5]]
     assert isinstance(cached, CachedViews)

@@ -1,9 +1,15 @@
 """Clusters in the known classes' geometry, on numbers worked by hand and problems with a known answer."""
 
+from concurrent.futures import ProcessPoolExecutor
+from multiprocessing import get_context
+from pathlib import Path
+
 import numpy as np
+import pytest
 import torch
 import torch.nn.functional as F
 from ncd_training.objective.clustering import (
+    _EXACT_COLUMNS,
     balanced_assignment,
     class_whitening,
     consensus_assignment,
@@ -54,3 +60,37 @@ def test_the_consensus_finds_what_is_there() -> None:
     assert cluster_accuracy(shares.argmax(dim=1).numpy(), truth) == 1.0
     again = refined_assignment(directions, shares, temperature=0.1)
     assert torch.equal(again.argmax(dim=1), shares.argmax(dim=1))
+
+
+def test_the_shortcut_for_many_clusters_agrees_with_the_exact_way(monkeypatch: pytest.MonkeyPatch) -> None:
+    directions, truth = blobs(per_class=8, classes=40, dim=24)
+    shares = []
+    for columns in (_EXACT_COLUMNS, 0):
+        monkeypatch.setattr("ncd_training.objective.clustering._EXACT_COLUMNS", columns)
+        shares.append(consensus_assignment([directions], 40, temperature=0.1, starts=8, seed=0))
+    ids = [found.argmax(dim=1).numpy() for found in shares]
+    assert cluster_accuracy(*ids) >= 0.98
+    assert min(cluster_accuracy(found, truth) for found in ids) >= 0.98
+
+
+def consensus_of_many(clusters: int, starts: int) -> tuple[float, float]:
+    """Accuracy, and megabytes that the peak memory of this process has grown by."""
+    directions, truth = blobs(per_class=3, classes=clusters, dim=32)
+    before = peak_megabytes()
+    shares = consensus_assignment([directions], clusters, temperature=0.1, starts=starts, seed=0)
+    return cluster_accuracy(shares.argmax(dim=1).numpy(), truth), peak_megabytes() - before
+
+
+def peak_megabytes() -> float:
+    return int(Path("/proc/self/status").read_text().partition("VmHWM:")[2].split()[0]) / 1024
+
+
+# The exact way would take about 36 bytes for each pair of columns: 640 MB and 900 MB.
+@pytest.mark.parametrize(
+    ("clusters", "starts", "megabytes"), [(300, 14, 150), pytest.param(1000, 5, 350, marks=pytest.mark.slow)]
+)
+def test_the_consensus_of_many_clusters_fits_into_memory(clusters: int, starts: int, megabytes: int) -> None:
+    assert clusters * starts > _EXACT_COLUMNS
+    with ProcessPoolExecutor(1, mp_context=get_context("spawn")) as process:
+        accuracy, grown = process.submit(consensus_of_many, clusters, starts).result()
+    assert accuracy >= 0.98 and grown < megabytes

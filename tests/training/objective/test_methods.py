@@ -112,7 +112,7 @@ def discover(config: TrainConfig, blobs: Blobs, monkeypatch: pytest.MonkeyPatch)
         monkeypatch.setattr("ncd_training.objective.kmeans.run_model", lambda *_, **__: Seen(blobs.novel))
     optim = config.optim
     plan = BatchPlan(len(blobs.labels), NOVEL * EACH, optim.labelled_batch, optim.unlabelled_batch, seed=optim.seed)
-    loader = batches(blobs.views, plan, workers=0)
+    loader = batches(blobs.views, plan, workers=0, device=state.model.device)
     state.method.before_training(state.model, material)
     while state.epoch < optim.epochs:
         state.method.before_epoch(state.model, state.epoch, material)

@@ -1,3 +1,5 @@
+from copy import deepcopy
+
 import pytest
 import torch
 from ncd_training.objective.pseudo_labels import all_parts, cam_parts, random_parts
@@ -23,6 +25,29 @@ def test_queue_keeps_the_newest_of_a_push_larger_than_itself() -> None:
     assert sorted(queue.filled.flatten().tolist()) == [3, 4, 5]
     queue.push(rows(6))
     assert sorted(queue.filled.flatten().tolist()) == [4, 5, 6]
+
+
+def test_the_number_of_pushed_vectors_is_saved_restored_and_copied() -> None:
+    banks = FeatureBanks(3, 1, branches=1)
+    banks.push([rows(1, 2)])
+    state = banks.state_dict()
+    assert list(state) == ["queues.0.vectors", "queues.0.pushed"]
+    assert state["queues.0.pushed"].dtype == torch.long and state["queues.0.pushed"].shape == ()
+    restored = FeatureBanks(3, 1, branches=1)
+    restored.load_state_dict(state)
+    copied = deepcopy(banks)
+    for queue in (banks, restored, copied):
+        queue.push([rows(3, 4)])
+        assert queue.filled[0].flatten().tolist() == [4, 2, 3]
+    with pytest.raises(RuntimeError, match=r"queues\.0\.pushed"):
+        restored.load_state_dict({"queues.0.vectors": torch.zeros(3, 1)})
+
+
+def test_vectors_that_are_not_finite_leave_their_slots_as_they_were() -> None:
+    queue = FifoQueue(3, 2)
+    queue.push(torch.tensor([[1.0, 1.0], [2.0, 2.0]]))
+    queue.push(torch.tensor([[3.0, 3.0], [torch.nan, 4.0], [5.0, torch.inf]]))
+    assert queue.filled.tolist() == [[1, 1], [2, 2], [3, 3]]
 
 
 def test_banks_hold_the_same_image_in_the_same_slot() -> None:
@@ -65,6 +90,19 @@ def test_spread_follows_the_features_while_training_only() -> None:
     assert dictionary.spread.item() == 10
     dictionary.eval().describe(parts * 100)
     assert dictionary.spread.item() == 10
+
+
+def test_spread_ignores_what_is_not_finite() -> None:
+    dictionary = PartDictionary(4, 1, momentum=0.5)
+    dictionary.push(rows(0))
+    parts = torch.full((1, 1, 1, 1), 2.0)
+    for broken in (parts * torch.inf, parts * torch.nan):
+        dictionary.describe(broken)
+        assert dictionary.spread.item() == 0
+    dictionary.describe(parts)
+    for broken in (parts * torch.inf, parts * torch.nan):
+        dictionary.describe(broken)
+        assert dictionary.spread.item() == 4
 
 
 def test_part_sampling() -> None:

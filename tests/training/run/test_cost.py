@@ -10,11 +10,13 @@ from pathlib import Path
 import pytest
 import torch
 from ncd_training.config.resolve import parse_override, resolve_config
+from ncd_training.config.schema import OptimConfig
 from ncd_training.data.prepare import Setup
 from ncd_training.data.views import BatchPlan
+from ncd_training.model.onnx import configured_trunk
 from ncd_training.model.weights import initial_trunk
 from ncd_training.run import train as training
-from ncd_training.run.plan import Cost, cost_line, measure
+from ncd_training.run.plan import Cost, cost_line, device_name, measure
 
 from tests.runs import ready
 
@@ -47,6 +49,24 @@ def test_real_steps_are_timed_and_leave_no_trace(processes: int, prepared: Setup
     after = {**state.model.state_dict(), **state.method.state_dict()}
     assert [name for name in before if not torch.equal(before[name], after[name])] == []
     assert not state.optimizer.state_dict()["state"]
+
+
+def test_on_a_gpu_its_own_memory_counts_and_time_is_taken_when_it_is_done(
+    prepared: Setup, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    parts, _ = initial_trunk(prepared.config, weights=None)
+    state, asked = training.build_state(prepared, parts), []
+    monkeypatch.setattr("torch.cuda.is_available", lambda: True)
+    monkeypatch.setattr("torch.cuda.get_device_name", lambda: "Tesla T4")
+    monkeypatch.setattr("torch.cuda.reset_peak_memory_stats", lambda: asked.append("reset"))
+    monkeypatch.setattr("torch.cuda.synchronize", lambda: asked.append("wait"))
+    monkeypatch.setattr("torch.cuda.max_memory_allocated", lambda: 123_000_000)
+    cost = measure(state, prepared, BatchPlan(84, 20, 16, 16, seed=0), patience=0)
+    assert cost.memory == 123_000_000 and asked == ["reset", *["wait"] * 4]
+    assert device_name() == "cuda (Tesla T4)"
+    # One core feeds the GPU; it does not compute beside it.
+    assert cost.step_seconds(workers=1, cached=False) >= max(cost.load, cost.trunk + cost.branches)
+    assert configured_trunk(prepared.config.model_copy(update={"optim": OptimConfig(onnx_trunk=True)})) is None
 
 
 def test_seconds_by_hand(monkeypatch: pytest.MonkeyPatch) -> None:

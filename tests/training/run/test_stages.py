@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
 
+import pytest
 import torch
+from ncd_training.base.precision import Precision
 from ncd_training.config.resolve import resolve_config
 from ncd_training.data.views import FileViews
 from ncd_training.model.weights import initial_trunk
@@ -27,6 +30,33 @@ def test_without_self_supervision_the_known_classes_teach_trunk_and_tail(glyphs:
     assert not model.trunk.stages.training and not any(weight.requires_grad for weight in after)
     first, second = (branch.tail.state_dict() for branch in model.branches)
     assert all(torch.equal(first[name], second[name]) for name in first)
+
+
+def test_stages_compute_in_the_precision_that_the_device_has(glyphs: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    stage = {"epochs": 1, "batch": 16}
+    settings = {"data.root": str(glyphs), "data.workers": 0, "rotations": stage, "supervised": stage}
+    setup = ready(resolve_config(recipes=["glyphs"], overrides=settings))
+    model = build_state(setup, initial_trunk(setup.config, weights=None)[0]).model
+    scalers, contexts = [], []
+
+    def on(device: torch.device, *, mixed: bool) -> Precision:
+        assert mixed and device == model.device
+        scalers.append(torch.amp.GradScaler("cpu", init_scale=4.0, growth_interval=1))
+        return Precision(torch.bfloat16, scalers[-1])
+
+    def autocast(precision: Precision, device: torch.device) -> AbstractContextManager[None]:
+        contexts.append(precision.dtype)
+        return nullcontext()
+
+    monkeypatch.setattr(Precision, "on", on)
+    monkeypatch.setattr(Precision, "autocast", autocast)
+    stages, views = Stages(model, setup.config, progress.silent), FileViews(setup.manifest.images, setup.config.data)
+    stages.rotations(views, len(setup.manifest.images))
+    stages.supervised(views, torch.tensor(setup.labels))
+    steps = len(setup.manifest.images) // 16, len(setup.labels) // 16
+    assert contexts == [torch.bfloat16] * sum(steps)
+    # Every step was made with scaled gradients: the scale doubles after each.
+    assert [scaler.get_scale() for scaler in scalers] == [4.0 * 2.0**number for number in steps]
 
 
 def test_a_quick_run_learns_from_labels_quickly() -> None:

@@ -112,10 +112,12 @@ class Ranks:
         """Wait for the first rank, then hold the same weights and memories as it does, to the last bit."""
         self.wait()
         for module in modules if self.size > 1 else ():
-            for tensor in module.state_dict().values():
+            state = module.state_dict()
+            for tensor in state.values():
                 leaders = tensor.contiguous()
                 _exchange(dist.broadcast, leaders, 0)
                 tensor.copy_(leaders)
+            module.load_state_dict(state)  # numbers that are kept on the host follow the tensors
 
     def own_folder(self, folder: Path) -> Path:
         """A folder that no other machine writes to, even where they share disks."""
@@ -194,27 +196,40 @@ def _exchange(operation: Callable[..., object], *arguments: Any, **more: Any) ->
         raise NcdError(f"lost the other processes: {cause}", hint="the one that ended first says why") from None
 
 
-class GlobalBatchNorm(nn.BatchNorm2d):
-    """Batch norm with the statistics of all ranks' images, on any device (torch's own needs CUDA)."""
+class _NormOverRanks(nn.modules.batchnorm._BatchNorm):
+    """Batch norm in place of another one, with its weights and statistics."""
 
     def __init__(self, norm: nn.BatchNorm2d) -> None:
         super().__init__(norm.num_features, norm.eps, norm.momentum)
         self.load_state_dict(norm.state_dict(), strict=False)
         # timm's layers drop and activate by themselves; neither has weights.
         self.after = nn.Sequential(*(getattr(norm, name) for name in ("drop", "act") if hasattr(norm, name)))
+        self.train(norm.training)
+
+
+class SyncBatchNorm(_NormOverRanks, nn.SyncBatchNorm):
+    """Batch norm with the statistics of all ranks' images, on CUDA."""
+
+    def forward(self, maps: Tensor) -> Tensor:
+        """Maps [B, c, h, w] of this rank, normalised over all ranks."""
+        return self.after(super().forward(maps))
+
+
+class GlobalBatchNorm(_NormOverRanks, nn.BatchNorm2d):
+    """Batch norm with the statistics of all ranks' images, on a CPU. Computes in float32, like torch's own."""
 
     def forward(self, maps: Tensor) -> Tensor:
         """Maps [B, c, h, w] of this rank, normalised over all ranks."""
         if not self.training:
             return self.after(super().forward(maps))
-        over = (0, 2, 3)
-        size = _sum_over_ranks(maps.new_tensor([maps.numel() / maps.shape[1]]))
-        mean = _sum_over_ranks(maps.sum(over)) / size
-        centred = maps - mean.view(1, -1, 1, 1)
+        over, values = (0, 2, 3), maps.float()
+        size = _sum_over_ranks(values.new_tensor([values.numel() / values.shape[1]]))
+        mean = _sum_over_ranks(values.sum(over)) / size
+        centred = values - mean.view(1, -1, 1, 1)
         variance = _sum_over_ranks(centred.square().sum(over)) / size
         self._follow(mean.detach(), variance.detach() * size / (size - 1))
         scale = self.weight * (variance + self.eps).rsqrt()
-        return self.after(centred * scale.view(1, -1, 1, 1) + self.bias.view(1, -1, 1, 1))
+        return self.after((centred * scale.view(1, -1, 1, 1) + self.bias.view(1, -1, 1, 1)).to(maps.dtype))
 
     def _follow(self, mean: Tensor, variance: Tensor) -> None:
         assert self.running_mean is not None and self.running_var is not None and self.momentum is not None
@@ -224,13 +239,13 @@ class GlobalBatchNorm(nn.BatchNorm2d):
         self.num_batches_tracked += 1
 
 
-def with_global_batch_norm(module: nn.Module) -> None:
-    """Replace every batch norm below `module`; names and weights stay."""
+def with_global_batch_norm(module: nn.Module, device: torch.device) -> None:
+    """Replace every batch norm below `module`, which is to train on `device`; names and weights stay."""
     for name, child in module.named_children():
         if isinstance(child, nn.BatchNorm2d):
-            setattr(module, name, GlobalBatchNorm(child))
+            setattr(module, name, SyncBatchNorm(child) if device.type == "cuda" else GlobalBatchNorm(child))
         else:
-            with_global_batch_norm(child)
+            with_global_batch_norm(child, device)
 
 
 class _SumOverRanks(torch.autograd.Function):

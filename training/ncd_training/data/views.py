@@ -128,13 +128,20 @@ def batches(
     plan: BatchPlan | list[list[ViewRequest]],
     *,
     workers: int,
+    device: torch.device,
     ranks: Ranks | None = None,
 ) -> DataLoader[list[Tensor]]:
-    """The loader of an epoch after another (set `plan.epoch` before each), or of a given list of batches."""
+    """The loader of an epoch after another (set `plan.epoch` before each), or of a given list of batches.
+
+    What goes to a GPU is put into pinned memory, from which it is copied while the GPU computes.
+    """
     sampler = Share(plan, ranks) if ranks is not None and isinstance(plan, BatchPlan) else plan
+    pinned = device.type == "cuda"
     if views.whole_batches:
-        return DataLoader(views, batch_sampler=sampler, collate_fn=lambda stacked: stacked)
-    return DataLoader(views, batch_sampler=sampler, num_workers=workers, persistent_workers=workers > 0)
+        return DataLoader(views, batch_sampler=sampler, collate_fn=lambda stacked: stacked, pin_memory=pinned)
+    return DataLoader(
+        views, batch_sampler=sampler, num_workers=workers, persistent_workers=workers > 0, pin_memory=pinned
+    )
 
 
 def _cycle(rng: np.random.Generator, images: int, wanted: int) -> NDArray[np.int64]:

@@ -112,7 +112,7 @@ class Trunk(nn.Module):
     @torch.no_grad()
     def maps(self, images: Tensor) -> Tensor:
         """The same without gradient; on a CPU a few images at a time, whose maps stay in its cache."""
-        if images.is_cuda or self.training:
+        if images.device.type != "cpu" or self.training:
             return self(images)
         if self.in_onnx is not None:
             return self.in_onnx.maps(self, images, at_once=_FEW)
@@ -152,7 +152,7 @@ class DualBranchModel(nn.Module):
 
     def placed(self, inputs: Tensor) -> Tensor:
         """Inputs on the model's device, in the memory format that convolutions like best."""
-        return inputs.to(self.device).contiguous(memory_format=_FORMATS[inputs.dim()])
+        return inputs.to(self.device, non_blocking=True).contiguous(memory_format=_FORMATS[inputs.dim()])
 
     def to_maps(self, inputs: Tensor) -> Tensor:
         """Images (uint8) through the frozen trunk; cached trunk maps as they are."""

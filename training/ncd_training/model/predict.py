@@ -61,20 +61,23 @@ def run_model(
     """The first branch's embeddings and decisions for image files; `see` is shown all branches on the way."""
     was_training = model.training
     model.eval()
-    loader = DataLoader(EvalImages(paths, spec), batch_size=64, num_workers=workers)
+    pinned = model.device.type == "cuda"
+    loader = DataLoader(EvalImages(paths, spec), batch_size=64, num_workers=workers, pin_memory=pinned)
     rows: list[tuple[torch.Tensor, ...]] = []
     for images in track(loader, what, len(loader)):
         maps = model.to_maps(model.placed(images))
         outputs = [model.branches[0](maps)] if see is None else model(maps)
         if see is not None:
             see(outputs)
-        first: BranchOutput = outputs[0]
         # Parts are large: only what is asked for is kept.
-        known = first.known_logits
-        nearest_known = known[:, : model.branches[0].known].argmax(1)
-        confidences, cluster_ids = first.cluster_logits.softmax(dim=1).max(dim=1)
-        kept = first.embedding, known.argmax(1), nearest_known, cluster_ids, confidences
-        rows.append(tuple(tensor.cpu() for tensor in kept))
+        rows.append(tuple(tensor.cpu() for tensor in decisions(outputs[0], known=model.branches[0].known)))
     model.train(was_training)
     columns = [torch.cat(column).numpy() for column in zip(*rows, strict=True)]
-    return Outputs(first.cluster_logits.shape[1], *columns)
+    return Outputs(outputs[0].cluster_logits.shape[1], *columns)
+
+
+def decisions(output: BranchOutput, *, known: int) -> tuple[torch.Tensor, ...]:
+    """Columns of `Outputs` for a batch, on the model's device; `known` is the number of known classes."""
+    logits = output.known_logits
+    confidences, cluster_ids = output.cluster_logits.softmax(dim=1).max(dim=1)
+    return output.embedding, logits.argmax(1), logits[:, :known].argmax(1), cluster_ids, confidences

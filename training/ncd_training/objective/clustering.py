@@ -7,14 +7,23 @@ are taken to be about equally large: plain k-means lets few clusters swallow man
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+
+import numpy as np
 import torch
 import torch.nn.functional as F
+from scipy.sparse import csr_array, hstack
 from sklearn.cluster import KMeans
+from sklearn.utils.extmath import randomized_svd
 from torch import Tensor
 
 _ROUNDS = 15  # of assignment and new centres; later ones change nothing
 _BALANCING = 3
 _EPSILON = 1e-12
+_EXACT_COLUMNS = (
+    4096  # up to so many clusters of all clusterings together, eigenvectors are computed without a shortcut
+)
+_KEPT_SHARES = 16  # of an image in each clustering, beyond that
 
 
 def class_whitening(features: Tensor, labels: Tensor, *, shrinkage: float) -> Tensor:
@@ -40,10 +49,10 @@ def main_directions(features: Tensor, dims: int) -> Tensor:
 
 def balanced_assignment(scores: Tensor, *, temperature: float) -> Tensor:
     """Scores [M, C] to rows that sum to 1 while all clusters weigh alike (Sinkhorn's algorithm)."""
-    shares = ((scores - scores.amax(dim=1, keepdim=True)) / temperature).double().exp()
+    shares = (scores - scores.amax(dim=1, keepdim=True)).div_(temperature).double().exp_()
     for _ in range(_BALANCING):
-        shares = shares / shares.sum(dim=0).clamp_min(_EPSILON)
-        shares = shares / shares.sum(dim=1, keepdim=True)
+        shares /= shares.sum(dim=0).clamp_min(_EPSILON)
+        shares /= shares.sum(dim=1, keepdim=True)
     return shares.float()
 
 
@@ -56,14 +65,40 @@ def refined_assignment(directions: Tensor, shares: Tensor, *, temperature: float
 
 
 def consensus_assignment(spaces: list[Tensor], clusters: int, *, temperature: float, starts: int, seed: int) -> Tensor:
-    """What many clusterings of the same images agree on: unit rows in one or several spaces to [M, C].
+    """The agreement of many clusterings of the same images: unit rows in one or several spaces to [M, C].
 
     Two images are alike when the clusterings put them together; the main directions of that likeness are clustered.
     """
     starting = [(space, seed + start) for space in spaces for start in range(starts)]
-    votes = torch.cat([_from_kmeans(space, clusters, temperature, number) for space, number in starting], dim=1)
+    clusterings = (_from_kmeans(space, clusters, temperature, number) for space, number in starting)
+    if len(starting) * clusters <= _EXACT_COLUMNS:
+        likeness = _main_likeness(torch.cat([*clusterings], dim=1), clusters)
+    else:
+        likeness = _approximate_likeness(clusterings, clusters, seed=seed)
+    return _from_kmeans(F.normalize(likeness, dim=1), clusters, temperature, seed)
+
+
+def _main_likeness(votes: Tensor, dims: int) -> Tensor:
+    """The main directions of votes [M, S*C], i.e. of S clusterings side by side, for each image: [M, dims]."""
     _, vectors = torch.linalg.eigh((votes.T @ votes).double())
-    return _from_kmeans(F.normalize(votes @ vectors[:, -clusters:].float(), dim=1), clusters, temperature, seed)
+    return votes @ vectors[:, -dims:].float()
+
+
+def _approximate_likeness(clusterings: Iterable[Tensor], dims: int, *, seed: int) -> Tensor:
+    """The same of clusterings [M, C] each, in memory that grows with M * C: of each vote the largest shares are kept.
+
+    A thousand clusters by thirty clusterings would be a matrix of 30,000 x 30,000 numbers to find eigenvectors of.
+    """
+    votes = hstack([_largest_shares(shares) for shares in clusterings], format="csr")
+    left, values, _ = randomized_svd(votes, dims, random_state=seed)
+    return torch.from_numpy(left * values)
+
+
+def _largest_shares(shares: Tensor) -> csr_array:
+    images, clusters = shares.shape
+    kept = shares.topk(min(_KEPT_SHARES, clusters), dim=1)
+    starts = np.arange(images + 1) * kept.values.shape[1]
+    return csr_array((kept.values.flatten().numpy(), kept.indices.flatten().int().numpy(), starts), shares.shape)
 
 
 def _from_kmeans(directions: Tensor, clusters: int, temperature: float, seed: int) -> Tensor:

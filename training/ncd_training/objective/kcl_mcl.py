@@ -132,7 +132,7 @@ def train_similarity(network: SimilarityNetwork, model: DualBranchModel, materia
     """Cross entropy on all pairs of labelled images in a batch."""
     stage, labels = material.config.similarity, material.labels.to(model.device)
 
-    def loss(inputs: Tensor, rows: list[int]) -> Tensor:
+    def loss(inputs: Tensor, rows: Tensor) -> Tensor:
         own = labels[rows]
         alike = (own.unsqueeze(0) == own.unsqueeze(1)).long()
         return F.cross_entropy(network(model.to_maps(inputs)).flatten(0, 1), alike.flatten())

@@ -138,7 +138,7 @@ def mean_over_views(
     chunks = [requests[start : start + _BATCH] for start in range(0, len(requests), _BATCH)]
     model.eval()
     found = []
-    for stacked in batches(material.views, chunks, workers=config.data.workers):
+    for stacked in batches(material.views, chunks, workers=config.data.workers, device=model.device):
         sights = [see(model.to_maps(model.placed(view))) for view in stacked]
         found.append([torch.stack(same).mean(dim=0).float().cpu() for same in zip(*sights, strict=True)])
     return [torch.cat(column) for column in zip(*found, strict=True)]

@@ -90,10 +90,10 @@ def positive_pairs(features: Tensor, labels: Tensor) -> Tensor:
     Batches are in random order, so the next image of a class is a random one; one that is alone is its own partner.
     """
     n = len(labels)
-    place = torch.arange(n, device=labels.device)
-    steps_ahead = (place.unsqueeze(0) - place.unsqueeze(1) - 1) % max(n, 1)
+    place = torch.arange(len(features), device=labels.device)
+    steps_ahead = (place[:n].unsqueeze(0) - place[:n].unsqueeze(1) - 1) % max(n, 1)
     same_class = torch.where(labels.unsqueeze(0) == labels.unsqueeze(1), steps_ahead, n).argmin(dim=1)
     directions = F.normalize(features, dim=1)
     nearness = directions[n:] @ directions.T
-    nearness[torch.arange(len(nearness)), torch.arange(n, len(features))] = -torch.inf
+    nearness[place[: len(nearness)], place[n:]] = -torch.inf
     return torch.cat([same_class, nearness.argmax(dim=1)])

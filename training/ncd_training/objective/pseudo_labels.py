@@ -114,4 +114,4 @@ def inner_parts(parts: Tensor) -> Tensor:
 
 def _at(parts: Tensor, locations: Tensor) -> Tensor:
     rows = torch.arange(len(parts), device=parts.device)
-    return parts.flatten(2)[rows, :, locations.to(parts.device)]
+    return parts.flatten(2)[rows, :, locations.to(parts.device, non_blocking=True)]

@@ -1,6 +1,8 @@
-"""First-in-first-out memories: the part dictionary and the feature banks. All state is in buffers, so it is saved."""
+"""First-in-first-out memories: the part dictionary and the feature banks. Checkpoints hold all of their state."""
 
 from __future__ import annotations
+
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -12,26 +14,44 @@ class FifoQueue(nn.Module):
     """Ring buffer of vectors [size, dim]. Any number may be pushed at a time; slots not yet filled are never read."""
 
     vectors: Tensor
-    pushed: Tensor
 
     def __init__(self, size: int, dim: int) -> None:
         super().__init__()
         self.size = size
         self.register_buffer("vectors", torch.zeros(size, dim))
-        self.register_buffer("pushed", torch.zeros((), dtype=torch.long))
+        # On the host: to read it from a GPU would wait for all that the GPU has yet to do.
+        self.pushed = 0
 
     @torch.no_grad()
     def push(self, vectors: Tensor) -> None:
-        """Store `vectors` [n, dim] over the oldest ones; of more than `size`, the last `size` stay."""
-        slots = (self.pushed + torch.arange(len(vectors), device=vectors.device)) % self.size
-        newest = slice(-self.size, None)
-        self.vectors[slots[newest]] = vectors[newest].to(self.vectors.dtype)
+        """Store `vectors` [n, dim] over the oldest ones; of more than `size`, the last `size` stay.
+
+        Vectors that are not finite, which float16 may lead to, leave their slots as they were.
+        """
+        slots = torch.arange(self.pushed, self.pushed + len(vectors), device=vectors.device)[-self.size :] % self.size
+        newest = vectors[-self.size :].to(self.vectors.dtype)
+        self.vectors[slots] = torch.where(newest.isfinite().all(dim=1, keepdim=True), newest, self.vectors[slots])
         self.pushed += len(vectors)
 
     @property
     def filled(self) -> Tensor:
         """The vectors stored so far, [min(pushed, size), dim]."""
-        return self.vectors[: min(int(self.pushed), self.size)]
+        return self.vectors[: min(self.pushed, self.size)]
+
+    def _save_to_state_dict(self, destination: dict[str, Any], prefix: str, keep_vars: bool) -> None:
+        """Save the number of pushed vectors as if it were a buffer."""
+        super()._save_to_state_dict(destination, prefix, keep_vars)
+        destination[f"{prefix}pushed"] = torch.tensor(self.pushed, device=self.vectors.device)
+
+    def _load_from_state_dict(
+        self, state_dict: dict[str, Any], prefix: str, metadata: Any, strict: bool, missing: list[str], *rest: Any
+    ) -> None:
+        pushed = state_dict.pop(f"{prefix}pushed", None)
+        if pushed is None:
+            missing.append(f"{prefix}pushed")
+        else:
+            self.pushed = int(pushed)
+        super()._load_from_state_dict(state_dict, prefix, metadata, strict, missing, *rest)
 
 
 class FeatureBanks(nn.Module):
@@ -80,5 +100,8 @@ class PartDictionary(FifoQueue):
         return assignment.view(batch, height * width, -1).mean(dim=1)
 
     def _follow(self, nearest: Tensor) -> None:
-        if self.training or self.spread == 0:
-            self.spread.lerp_(nearest, 1.0 if self.spread == 0 else 1.0 - self.momentum)
+        """Move the spread towards a batch's mean distance, which is taken as it is when it is the first."""
+        later = self.spread.lerp(nearest, 1.0 - self.momentum) if self.training else self.spread
+        followed = torch.where(self.spread == 0, nearest, later)
+        # Chosen by tensor arithmetic, because an `if` would wait for the GPU.
+        self.spread.copy_(torch.where(nearest.isfinite(), followed, self.spread))

@@ -22,8 +22,8 @@ if TYPE_CHECKING:
     from ncd_training.data.views import Views
     from ncd_training.model.branches import DualBranchModel
 
-# Loss of inputs (images or trunk maps) and the row numbers of their images.
-StageLoss = Callable[[Tensor, list[int]], Tensor]
+# Loss of inputs (images or trunk maps) and the row numbers of their images, both on the model's device.
+StageLoss = Callable[[Tensor, Tensor], Tensor]
 
 
 @dataclass
@@ -99,13 +99,16 @@ class StageLoop:
         file: Path | None,
     ) -> Iterator[None]:
         """Yield after every step, so that progress moves."""
-        loader = batches(views, plan, workers=self.workers)
+        device = self.model.device
+        loader = batches(views, plan, workers=self.workers, device=device)
         for plan.epoch in range(state.epoch, epochs):
             for requests, (inputs,) in zip(plan, loader, strict=True):
+                rows = torch.tensor([request.index for request in requests]).to(device, non_blocking=True)
+                statistics = state.precision.statistics(state.trained)
                 state.optimizer.zero_grad()
-                with state.precision.autocast(self.model.device):
-                    value = loss(self.model.placed(inputs), [request.index for request in requests])
-                state.precision.step(value, state.optimizer)
+                with state.precision.autocast(device):
+                    value = loss(self.model.placed(inputs), rows)
+                state.precision.step(value, state.optimizer, statistics)
                 state.schedule.step()
                 yield
             state.precision.check_finite({name: float(value.detach())}, epoch=plan.epoch)

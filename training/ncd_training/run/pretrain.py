@@ -13,7 +13,7 @@ from torch.utils.data import DataLoader
 
 from ncd_serve.progress import Progress
 from ncd_training.base.checkpoint import load_checkpoint, save_checkpoint
-from ncd_training.base.precision import Precision
+from ncd_training.base.precision import Precision, compute_device
 from ncd_training.base.randomness import Purpose
 from ncd_training.base.run_dir import PRETRAINED, RunDir
 from ncd_training.config.schema import PretrainConfig, TrainConfig
@@ -74,7 +74,7 @@ def build_state(config: TrainConfig, parts: TrunkParts) -> PretrainState:
     lesson = (
         Rotations(network, parts.dim) if settings.method == "rotnet" else MomentumContrast(network, parts.dim, settings)
     )
-    device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
+    device = compute_device()
     lesson.to(memory_format=torch.channels_last)  # type: ignore[call-overload]  # missing in torch's types
     lesson.to(device)
     optimizer = torch.optim.SGD(
@@ -108,10 +108,11 @@ def train_epoch(
     state.lesson.train()
     totals = torch.zeros(2)
     for views in loader:
+        statistics = state.precision.statistics(state.lesson)
         state.optimizer.zero_grad()
         with state.precision.autocast(device):
-            lesson = state.lesson(*(view.to(device) for view in views))
-        state.precision.step(lesson.loss, state.optimizer)
+            lesson = state.lesson(*(view.to(device, non_blocking=True) for view in views))
+        state.precision.step(lesson.loss, state.optimizer, statistics)
         totals += torch.stack([lesson.loss.detach(), lesson.accuracy]).cpu()
         state.precision.check_finite({"loss": float(totals[0])}, epoch=state.epoch)
     state.epoch += 1
@@ -132,7 +133,7 @@ def _fit(setup: Setup, state: PretrainState, run: RunDir, log: RunLog, progress:
     config, settings, seed = setup.config, setup.config.pretrain, setup.config.optim.seed
     learn, held_out = split_images(setup.manifest.images, settings, seed=seed)
     plan = BatchPlan(len(learn), 1, settings.batch, 0, seed=seed, views=state.lesson.views)
-    loader = batches(FileViews(learn, config.data), plan, workers=config.data.workers)
+    loader = batches(FileViews(learn, config.data), plan, workers=config.data.workers, device=_device(state))
     rows, curves = run.read_metrics()[: state.epoch], CurvePlots(run.plots)
     display = EpochDisplay(progress, log, epochs=settings.epochs, steps=len(plan), rows=rows)
     try:

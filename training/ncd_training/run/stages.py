@@ -39,7 +39,7 @@ class Stages:
         network = TrunkAndTail(self.model.trunk, self.model.branches[0].tail)
         task = Rotations(network, self.model.dim).to(self.model.device).train()
 
-        def loss(pictures: Tensor, _rows: list[int]) -> Tensor:
+        def loss(pictures: Tensor, _rows: Tensor) -> Tensor:
             return task(pictures).loss
 
         self._train_tails("learning rotations", task, loss, views, images, self.config.rotations)
@@ -52,7 +52,7 @@ class Stages:
         task = nn.Sequential(network, nn.Linear(self.model.dim, classes)).to(self.model.device).train()
         targets = labels.to(self.model.device)
 
-        def loss(pictures: Tensor, rows: list[int]) -> Tensor:
+        def loss(pictures: Tensor, rows: Tensor) -> Tensor:
             return F.cross_entropy(task(pictures), targets[rows])
 
         self._train_tails("learning from labels", task, loss, views, len(labels), self.config.from_labels)
@@ -62,7 +62,7 @@ class Stages:
         """Cross entropy on the known classes: tail and known head, on the frozen trunk."""
         branch, targets = self.model.branches[0], labels.to(self.model.device)
 
-        def loss(inputs: Tensor, rows: list[int]) -> Tensor:
+        def loss(inputs: Tensor, rows: Tensor) -> Tensor:
             logits = branch(self.model.to_maps(inputs)).known_logits[:, : branch.known]
             return F.cross_entropy(logits, targets[rows])
 

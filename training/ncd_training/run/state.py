@@ -11,7 +11,7 @@ from torch import nn
 
 from ncd_training.base.checkpoint import load_checkpoint
 from ncd_training.base.distributed import Ranks, with_global_batch_norm
-from ncd_training.base.precision import Precision
+from ncd_training.base.precision import Precision, compute_device
 from ncd_training.model.branches import DualBranchModel
 from ncd_training.model.onnx import configured_trunk
 from ncd_training.model.weights import initial_trunk
@@ -61,10 +61,10 @@ def build_state(setup: Setup, parts: TrunkParts, ranks: Ranks | None = None) -> 
         compat=config.compat,
     )
     method = build_method(config, model, images=len(setup.manifest.unlabelled), clusters=setup.clusters)
-    device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
+    device = compute_device()
     model.trunk.in_onnx = configured_trunk(config)
     if ranks.size > 1:
-        with_global_batch_norm(model.branches)
+        with_global_batch_norm(model.branches, device)
     model.to(memory_format=torch.channels_last)  # type: ignore[call-overload]  # missing in torch's types
     model.to(device)
     method.to(device)

@@ -24,7 +24,7 @@ def train_epoch(
     state: TrainState, loader: Iterable[list[Tensor]], plan: BatchPlan, labels: Tensor, config: TrainConfig
 ) -> dict[str, float]:
     """Run the epoch `state.epoch`, count it as done, and return the mean of each term."""
-    plan.epoch = state.epoch
+    plan.epoch, labelled = state.epoch, config.optim.labelled_batch
     for group in state.optimizer.param_groups:
         group["lr"] = learning_rate(config.optim, state.epoch)
     ramp = ramp_up(config.loss, state.epoch)
@@ -33,12 +33,13 @@ def train_epoch(
     # The plan is a function of the epoch: iterated beside its loader, it tells which images a batch holds.
     for step, (requests, views) in enumerate(zip(plan, loader, strict=True)):
         indices = [request.index for request in requests]
-        rows, others = indices[: config.optim.labelled_batch], indices[config.optim.labelled_batch :]
+        unlabelled = torch.tensor(indices[labelled:]) - len(labels)
         generator = generator_for(config.optim.seed, Purpose.PARTS, state.epoch, step)
-        unlabelled = torch.tensor(others) - len(labels)
-        terms = train_step(state, views, labels[rows], rows=unlabelled, ramp=ramp, generator=generator)
-        state.precision.check_finite(terms, epoch=state.epoch)
-        for name, value in terms.items():
+        terms = train_step(state, views, labels[indices[:labelled]], rows=unlabelled, ramp=ramp, generator=generator)
+        # The one place of a step that waits for the device; with float16, torch's GradScaler waits as well.
+        figures = dict(zip(terms, torch.stack([*terms.values()]).tolist(), strict=True))
+        state.precision.check_finite(figures, epoch=state.epoch)
+        for name, value in figures.items():
             totals[name] = totals.get(name, 0.0) + value / len(plan)
     state.epoch += 1
     return totals
@@ -52,22 +53,25 @@ def train_step(
     rows: Tensor,
     ramp: float,
     generator: torch.Generator,
-) -> dict[str, float]:
-    """Two views of a batch, labelled images first and then the unlabelled `rows`, to one update of the branches."""
-    model, method, ranks, scaler = state.model, state.method, state.ranks, state.precision.scaler
-    device = model.trunk.mean.device
+) -> dict[str, Tensor]:
+    """Make one update of the branches from two views of a batch, labelled images first, then the unlabelled `rows`.
+
+    The terms stay on the model's device: reading them would wait for it.
+    """
+    model, method, ranks, precision = state.model, state.method, state.ranks, state.precision
+    labels, rows, *views = (tensor.to(model.device, non_blocking=True) for tensor in (labels, rows, *views))
     state.optimizer.zero_grad()  # before the forward pass, so that old gradients are not held beside its maps
-    with state.precision.autocast(device):
+    statistics = precision.statistics(model)
+    with precision.autocast(model.device):
         outputs = model(model.to_maps(model.placed(torch.cat(views))))
     first, second = map(ranks.gather, split_views(outputs))
-    batch = Batch(first, second, labels.to(device), rows.to(device), ramp)
+    batch = Batch(first, second, labels, rows, ramp)
     terms = method(batch)
-    scaler.scale(torch.stack(list(terms.values())).sum()).backward()
+    precision.backward(torch.stack(list(terms.values())).sum())
     ranks.add_gradients(model.branches.parameters())
-    scaler.step(state.optimizer)
-    scaler.update()
-    method.remember(batch, branches=model.branches, generator=generator)
-    return {name: float(term.detach()) for name, term in terms.items()}
+    if precision.update(state.optimizer, statistics):  # features of a skipped step may be infinite
+        method.remember(batch, branches=model.branches, generator=generator)
+    return {name: term.detach() for name, term in terms.items()}
 
 
 def split_views(outputs: list[BranchOutput]) -> tuple[list[BranchOutput], list[BranchOutput]]:

@@ -184,7 +184,7 @@ def _teach_branches(setup: Setup, state: TrainState, run: RunDir, material: Mate
 def _fit(setup: Setup, state: TrainState, run: RunDir, log: RunLog, progress: Progress) -> None:
     config, ranks, plan = setup.config, state.ranks, batch_plan(setup)
     material = gather(setup, state.model.trunk, run, progress=progress, ranks=ranks)
-    loader = batches(material.views, plan, workers=config.data.workers, ranks=ranks)
+    loader = batches(material.views, plan, workers=config.data.workers, device=state.model.device, ranks=ranks)
     if config.optim.compile:
         state.model.compile()
     rows, curves, monitor = (

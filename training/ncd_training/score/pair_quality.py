@@ -80,7 +80,7 @@ class PairProbe:
         self._seen += batch
         if not len(wanted):
             return
-        wanted = (wanted - (self._seen - batch)).to(outputs[0].embedding.device)
+        wanted = (wanted - (self._seen - batch)).to(outputs[0].embedding.device, non_blocking=True)
         for judge, output, features in zip(self._judges, outputs, self._features, strict=True):
             chosen = type(output)(*(tensor[wanted] for tensor in output))
             features.append(judge.compared(judge.positive_source, chosen, 0))
