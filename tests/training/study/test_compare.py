@@ -14,10 +14,11 @@ from pathlib import Path
 from threading import Thread
 from typing import Any
 
+import numpy as np
 import pytest
 from ncd_training.data.datasets import DATASETS
 from ncd_training.data.manifest import Manifest
-from ncd_training.study.compare import Cost, Job, Ledger, Wishes, departures, plan
+from ncd_training.study.compare import Cost, Job, Ledger, Wishes, _measured, departures, plan
 from ncd_training.study.compare_rows import row_set, set_names
 from ncd_training.study.compare_table import Comparison, collect, mean_and_deviation, notes
 from PIL import Image
@@ -344,3 +345,9 @@ def test_a_foreign_run_is_left_alone(arguments: list[str], tmp_path: Path) -> No
     with pytest.raises(NcdError, match="not made by this comparison"):
         compare(*arguments, "--out", tmp_path)
     assert [path.name for path in tmp_path.iterdir()] == ["g-0"]
+
+
+def test_a_run_does_not_count_the_memory_of_the_process_that_started_it(tmp_path: Path) -> None:
+    held = np.ones(500 * 10**6, np.uint8)
+    cost, _ = _measured([sys.executable, "-c", "import time; time.sleep(0.5)"], tmp_path / "said.log")
+    assert 1e6 < cost.memory < len(held) / 5
