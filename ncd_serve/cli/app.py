@@ -18,11 +18,11 @@ from ncd_serve.cli import (
     config,
     demo,
     deploy,
+    doctor,
     drift,
     estimate_k,
     export,
     gallery,
-    inspect,
     name,
     plan,
     predict,
@@ -62,7 +62,7 @@ app.add_typer(name.app, name="name")
 app.command()(drift.drift)
 app.command()(plan.plan)
 app.add_typer(deploy.app, name="deploy")
-app.command()(inspect.doctor)
+app.command()(doctor.doctor)
 app.command()(demo.demo)
 
 
