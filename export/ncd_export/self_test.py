@@ -1,4 +1,4 @@
-"""What `ncd-serve doctor --self-test` does with torch, in a process of its own: train a small model and export it.
+"""Training and export for `ncd-serve doctor --self-test`, in a process of its own.
 
     python -m ncd_export.self_test FOLDER
 
