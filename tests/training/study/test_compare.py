@@ -274,6 +274,7 @@ def costs_in(out: Path) -> dict[str, dict[str, Any]]:
     return costs
 
 
+@pytest.mark.slow
 def test_an_interrupted_comparison_goes_on(first_seed: Path) -> None:
     assert "resuming" in (first_seed / "g-0" / "log.txt").read_text()
     costs = costs_in(first_seed)
@@ -284,6 +285,7 @@ def test_an_interrupted_comparison_goes_on(first_seed: Path) -> None:
         assert 5e7 < cost["memory"] < 5e10
 
 
+@pytest.mark.slow
 def test_rows_share_one_cache_of_views(both_seeds: list[str]) -> None:
     # Each seed has a random trunk of its own, whose views are cached by the first run that needs them.
     out = folder_of(both_seeds)
@@ -291,6 +293,7 @@ def test_rows_share_one_cache_of_views(both_seeds: list[str]) -> None:
     assert [costs_in(out)[name]["cached"] for name in ("g-0", "p-0", "g-1", "p-1")] == [True, False, True, False]
 
 
+@pytest.mark.slow
 def test_one_table_in_every_form(both_seeds: list[str], capsys: pytest.CaptureFixture[str]) -> None:
     out = folder_of(both_seeds)
     trained = (out / "g-0" / "summary.json").stat().st_mtime_ns
@@ -311,6 +314,7 @@ def test_one_table_in_every_form(both_seeds: list[str], capsys: pytest.CaptureFi
     assert picture_size(out)[0] > 300
 
 
+@pytest.mark.slow
 def test_a_lost_run_is_run_again_and_a_failing_one_takes_no_other_down(
     both_seeds: list[str],
     tmp_path: Path,
@@ -334,6 +338,7 @@ def test_a_lost_run_is_run_again_and_a_failing_one_takes_no_other_down(
     assert "- g failed: the disk is full" in (out / "comparison.md").read_text()
 
 
+@pytest.mark.slow
 def test_runs_of_other_settings_are_not_mixed(arguments: list[str], first_seed: Path) -> None:
     with pytest.raises(UsageError, match=r"g-0 was run with optim.learning_rate = 0.1, not 0.5") as caught:
         compare(*arguments, "--set", "optim.learning_rate=0.5")
