@@ -127,6 +127,7 @@ def test_every_kind_of_head_is_served(heads: str, glyphs: Path, tmp_path: Path) 
         assert exported.bundle.manifest.cluster_names[:2] == ["B", "C"]
 
 
+@pytest.mark.slow
 def test_what_several_processes_trained_is_exported_by_one(glyphs: Path, tmp_path: Path) -> None:
     dist.init_process_group("gloo", init_method=f"file://{tmp_path}/store", rank=0, world_size=1)
     try:

@@ -73,6 +73,7 @@ def test_bfloat16_is_within_its_limits_and_beyond_those_of_float32(
         compare(found, yardstick, FLOAT32)
 
 
+@pytest.mark.slow
 @pytest.mark.filterwarnings("ignore")  # torch's own, about its other parts
 def test_a_missing_compiler_is_no_problem(run: SmallRun, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     import torch._inductor.config

@@ -98,14 +98,8 @@ def test_novel_labels_never_reach_training(
     assert_same_weights(seen, hidden)
 
 
-@pytest.mark.parametrize(
-    "setting",
-    [
-        "data.cache_views=0",
-        "data.cache_views=3",
-        pytest.param("optim.onnx_trunk=true", marks=pytest.mark.slow),
-    ],
-)
+@pytest.mark.slow
+@pytest.mark.parametrize("setting", ["data.cache_views=0", "data.cache_views=3", "optim.onnx_trunk=true"])
 def test_two_and_two_epochs_are_four(
     setting: str, glyphs: Path, tiny_settings: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
