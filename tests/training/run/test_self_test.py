@@ -62,11 +62,15 @@ def test_weights_that_are_not_numbers_are_a_problem(yardstick: Trained) -> None:
         compare(Trained(yardstick.terms, lost), yardstick, MIXED)
 
 
-def test_bfloat16_is_within_its_limits_and_beyond_those_of_float32(
-    run: SmallRun, yardstick: Trained, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize(
+    ("dtype", "scaled"), [(torch.bfloat16, False), (torch.float16, True)], ids=["bfloat16", "float16"]
+)
+def test_fewer_bits_are_within_their_limits_and_beyond_those_of_float32(
+    dtype: torch.dtype, scaled: bool, run: SmallRun, yardstick: Trained, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    # A GPU would choose it; a CPU computes it as well when it is told to.
-    monkeypatch.setattr(Precision, "on", classmethod(lambda cls, device, *, mixed: cls(torch.bfloat16)))
+    # A GPU would choose them; a CPU computes them as well when it is told to.
+    precision = Precision(dtype, torch.amp.GradScaler("cpu", enabled=scaled))
+    monkeypatch.setattr(Precision, "on", lambda device, *, mixed: precision)
     found = run.train(CPU, mixed=True)
     compare(found, yardstick, MIXED)
     with pytest.raises(NcdError):
