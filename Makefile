@@ -5,7 +5,7 @@ BIN := $(VENV)/bin
 # Installed once for a given set of pins: the stamp is newer than what it was made from, and the environment still runs.
 STAMP := $(VENV)/.installed
 
-.PHONY: demo test check format docs clean
+.PHONY: demo test quick check format docs clean
 .DEFAULT_GOAL := test
 
 demo: install
@@ -15,6 +15,11 @@ demo: install
 # Many tests wait for a server: beside each other they take half the time. A file's tests stay together, as do fixtures.
 test: install check
 	$(BIN)/pytest --numprocesses auto --maxprocesses 4 --dist loadfile
+
+# The inner loop, at most three minutes on two cores: all checks, and tests that start no server, browser or torchrun.
+quick: check
+	$(BIN)/pytest --quiet --numprocesses 2 --dist loadfile -m 'not slow and not triton' \
+	  tests/contract tests/export tests/serve tests/training
 
 # Everything that CI runs but the tests (which build the wheel and install it).
 check: install

@@ -10,7 +10,6 @@ fresh browsers. Exit code 1 when it is 3 seconds or more.
 from __future__ import annotations
 
 import argparse
-import resource
 import statistics
 import sys
 import time
@@ -24,6 +23,7 @@ from PIL import Image, ImageDraw
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 from ncd_serve.gallery import MapKind, build_gallery, read_source
+from ncd_serve.memory import peak_memory
 from ncd_serve.reference import Reference
 from tests.browser import console_errors, open_browser
 
@@ -53,7 +53,7 @@ def main() -> int:
         start = time.perf_counter(), time.process_time()
         page = build_gallery(read_source(run), run / "gallery.html", kind=MapKind.PCA).path
         wall, cpu = time.perf_counter() - start[0], time.process_time() - start[1]
-        peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024
+        peak = peak_memory() / 2**20
         print(f"images                  {images:>9,}")
         print(f"file                    {page.stat().st_size / 1e6:>9.1f} MB")
         print(f"time to build           {wall:>9.1f} s ({cpu:.1f} s of CPU), at most {peak:.0f} MB of memory")

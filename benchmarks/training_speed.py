@@ -45,6 +45,7 @@ from torch import Tensor
 from torch.utils.flop_counter import FlopCounterMode
 
 from ncd_serve import progress
+from ncd_serve.memory import peak_memory
 
 SIZES = {"resnet50": 224, "vit_small": 224, "efficientnet_lite0": 160}
 FORMS = ("plain", "files", "cached", "limit")
@@ -168,15 +169,9 @@ def measure(trunk: str, form: str, folder: Path) -> dict[str, float]:
     best = math.inf
     for plan.epoch in range(1, STEPS + 1):
         best = min(best, seconds_of(step))
-    peak = peak_megabytes()
+    peak = peak_memory() / 2**20
     rate = operations / best / matrix_product_rate()
     return {"seconds": best / (LABELLED + UNLABELLED), "megabytes": peak, "rate": rate}
-
-
-def peak_megabytes() -> float:
-    """Of this process alone: getrusage counts from what the process that started it had in memory."""
-    status = Path("/proc/self/status").read_text()
-    return int(status.partition("VmHWM:")[2].split()[0]) / 1024
 
 
 def unseen_operations(state: TrainState, side: int) -> int:

@@ -33,6 +33,14 @@ TINY = (
 )
 
 
+@pytest.hookimpl(tryfirst=True)  # before tests are chosen by their markers
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Tests of the tiny run are slow even where they are not themselves: it has to be trained for the first of them."""
+    for item in items:
+        if "tiny_run" in getattr(item, "fixturenames", ()):
+            item.add_marker(pytest.mark.slow)
+
+
 def run_ncd(*arguments: object, cwd: Path | None = None) -> subprocess.CompletedProcess[str]:
     """The command line as a user runs it, in a process of its own."""
     command = [sys.executable, "-m", "ncd_serve", *map(str, arguments)]

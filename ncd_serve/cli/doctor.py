@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from dataclasses import asdict
+from itertools import chain
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -26,18 +27,24 @@ def doctor(
     repository: Annotated[Path | None, typer.Option(help="Also check a model repository.")] = None,
     url: Annotated[str | None, typer.Option(help="Also check a Triton server.")] = None,
     model_name: ModelName = "ncd_global",
+    self_test: Annotated[
+        bool, typer.Option("--self-test", help="Also train, export and serve a small model; about a minute.")
+    ] = False,
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
 ) -> None:
     """Check the installation, and a bundle, repository or server if named; print a fix for each problem.
 
     Parts that are `missing` are needed by some commands only. Exit code 0 unless there is a problem; otherwise that of
-    the first one: 3 for a bundle, a repository or a disk, 5 for a server or Triton, 6 for the installation.
+    the first one: 3 for a bundle, a repository or a disk, 5 for a server or Triton, 6 for the installation, 1 for a
+    wrong result of the self-test, which compares every precision and device of this machine with the CPU.
     """
     from ncd_serve.doctor.checks import examine
+    from ncd_serve.doctor.self_test import run_self_test
 
+    found = examine(bundle=bundle, repository=repository, url=url, model=model_name)
     checks: list[Check] = []
     with messages.status("checking"):
-        for check in examine(bundle=bundle, repository=repository, url=url, model=model_name):
+        for check in chain(found, run_self_test() if self_test else ()):
             if not as_json:
                 _show(check, new_group=not checks or checks[-1].group != check.group)
             checks.append(check)

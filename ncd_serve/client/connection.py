@@ -11,7 +11,6 @@ import uuid
 from collections.abc import Awaitable, Callable, Coroutine, Sequence
 from concurrent.futures import Future
 from functools import cache
-from importlib import import_module
 from itertools import count
 from threading import Thread
 from typing import Any, TypeVar
@@ -86,12 +85,17 @@ class Connection:
         self._model, self._timeout, self._patience = model, timeout, patience
         self._secure, self._away = scheme in _SECURE, False
         self._request_ids = map(f"{uuid.uuid4().hex[:8]}-{{}}".format, count(1))
-        self._library = import_module(f"tritonclient.{_PROTOCOLS[scheme]}.aio")
         options: dict[str, Any] = {"channel_args": _GRPC_OPTIONS}
         self._lost: tuple[type[Exception], ...] = ()
         if _PROTOCOLS[scheme] == "http":
+            from aiohttp import ClientError
+            from tritonclient.http import aio as library
+
             options = {"conn_limit": 0, "conn_timeout": timeout}
-            self._lost = (OSError, import_module("aiohttp").ClientError)
+            self._lost = (OSError, ClientError)
+        else:
+            from tritonclient.grpc import aio as library
+        self._library = library
         self._client = self._library.InferenceServerClient(self._address, ssl=self._secure, **options)
 
     async def config(self) -> dict[str, Any]:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-import re
 import subprocess
 import sys
 from pathlib import Path
@@ -12,6 +11,7 @@ import numpy as np
 
 from ncd_serve.bundle import Bundle
 from ncd_serve.errors import DataError
+from ncd_serve.memory import peak_memory
 from ncd_serve.runners import OnnxRunner
 
 STEP_MIB = 32
@@ -43,10 +43,7 @@ def _answer_once(folder: Path, batch: int) -> int:
     bundle = Bundle.read(folder)
     side = bundle.manifest.preprocess.resolution
     OnnxRunner(bundle).answer(np.zeros((batch, side, side, 3), np.uint8))
-    # Not getrusage: that remembers the process which started this one.
-    found = re.search(r"^VmHWM:\s+(\d+) kB", Path("/proc/self/status").read_text(), re.MULTILINE)
-    assert found is not None
-    return int(found[1]) // 1024
+    return peak_memory() // 2**20
 
 
 if __name__ == "__main__":

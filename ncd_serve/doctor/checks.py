@@ -47,18 +47,18 @@ def examine(
     *, bundle: Path | None = None, repository: Path | None = None, url: str | None = None, model: str = "ncd_global"
 ) -> Iterator[Check]:
     """Everything about this machine, and what was asked for on top; `model` is the one to ask at `url`."""
-    yield from _taken("installation", installation_steps())
-    yield from _taken("machine", machine_steps())
+    yield from take_steps("installation", installation_steps())
+    yield from take_steps("machine", machine_steps())
     if bundle is not None:
-        yield from _taken(f"bundle {bundle}", _BundleSteps(bundle).steps(), in_a_row=True)
+        yield from take_steps(f"bundle {bundle}", _BundleSteps(bundle).steps(), in_a_row=True)
     if repository is not None:
-        yield from _taken(f"repository {repository}", _repository_steps(repository))
+        yield from take_steps(f"repository {repository}", _repository_steps(repository))
     if url is not None:
-        yield from _taken(f"server {url}", _ServerSteps(url, model).steps(), in_a_row=True)
+        yield from take_steps(f"server {url}", _ServerSteps(url, model).steps(), in_a_row=True)
 
 
-def _taken(group: str, steps: Iterator[Step], *, in_a_row: bool = False) -> Iterator[Check]:
-    """Take the steps; in a row, where each builds on those before it, a problem ends it."""
+def take_steps(group: str, steps: Iterator[Step], *, in_a_row: bool = False) -> Iterator[Check]:
+    """One check for each step; in a row, where each step builds on those before it, a problem ends it."""
     for what, look in steps:
         try:
             yield Check(group, what, "ok", look())

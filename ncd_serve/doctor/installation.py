@@ -1,6 +1,6 @@
-"""What `doctor` looks at without being asked: Python, packages, devices, Triton, disks and memory.
+"""Checks that `doctor` always makes: Python, packages, devices, Triton, disks and memory.
 
-Each step is a name and a function that says what it found. It raises MissingExtraError for a part that only some
+Each step is a name and a function that returns what it found. It raises MissingExtraError for a part that only some
 commands need, and BrokenInstallationError, or another NcdError, for what has to be mended.
 """
 
@@ -51,7 +51,7 @@ class BrokenInstallationError(MissingExtraError):
 
 
 def installation_steps() -> Iterator[Step]:
-    """What is installed, and whether it works."""
+    """Checks that the installed packages are complete and work."""
     yield "python", _python
     yield "ncd-serve", partial(_packages, "")
     for extra in metadata("ncd-serve").get_all("Provides-Extra") or ():
@@ -66,7 +66,7 @@ def installation_steps() -> Iterator[Step]:
 
 
 def machine_steps() -> Iterator[Step]:
-    """What there is room for."""
+    """Checks that there is room on disks and in memory."""
     yield "cores, memory", _cores_and_memory
     yield "working folder", partial(_room, Path.cwd(), "free some space, or use --out FOLDER on another disk")
     yield "temporary files", partial(_room, Path(tempfile.gettempdir()), "export TMPDIR=FOLDER on another disk")

@@ -6,9 +6,12 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
+
 FOLDER = Path(__file__).resolve().parents[2] / "benchmarks"
 
 
+@pytest.mark.slow
 def test_all_can_be_imported() -> None:
     names = sorted(path.stem for path in FOLDER.glob("*.py"))
     done = subprocess.run(

@@ -103,6 +103,7 @@ def test_serve_without_a_triton_binary(bundle: Path, repository: Path, tmp_path:
     assert_kind(done, 6, "none is installed", "pip install 'ncd-serve[triton]'")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("sent", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
 def test_an_interrupted_training_can_be_resumed(
     sent: signal.Signals, code: int, ncd: Any, glyphs: Path, tiny_settings: list[str], tmp_path: Path

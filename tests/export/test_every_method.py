@@ -22,6 +22,7 @@ QUICK = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("method", QUICK)
 def test_what_a_method_found_is_exported_by_its_name(
     method: str, ncd: Ncd, glyphs: Path, tiny_settings: list[str], tmp_path: Path

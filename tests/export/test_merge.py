@@ -125,6 +125,7 @@ def class_ids(model: onnx.ModelProto, images: np.ndarray, merged: dict[int, int]
     return odds.argmax(axis=1)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("precision", ["fp32", "fp16", "int8"])
 def test_every_head_and_precision(precision: str, exported: Path, tmp_path: Path) -> None:
     images = np.random.default_rng(1).integers(0, 256, (24, 32, 32, 3), dtype=np.uint8)

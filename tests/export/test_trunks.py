@@ -75,6 +75,7 @@ def stored_bytes(model: onnx.ModelProto) -> int:
     return sum(numpy_helper.to_array(tensor).nbytes for tensor in (*model.graph.initializer, *constants))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("trunk", "resolution"), FAMILIES.items())
 def test_every_family_of_trunks_answers_like_torch(trunk: str, resolution: int, glyphs: Path, tmp_path: Path) -> None:
     sizes = {"data.resolution": resolution, "data.resize": resolution}
@@ -103,6 +104,7 @@ def assert_stripped(graph: onnx.ModelProto, model: DualBranchModel) -> None:
     assert stored_bytes(graph) <= 1.02 * sum(p.numel() * p.element_size() for p in served)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("heads", HEADS)
 def test_every_kind_of_head_is_served(heads: str, glyphs: Path, tmp_path: Path) -> None:
     setup, run, model = stepped(glyphs, tmp_path / "run", **HEADS[heads])
@@ -125,6 +127,7 @@ def test_every_kind_of_head_is_served(heads: str, glyphs: Path, tmp_path: Path) 
         assert exported.bundle.manifest.cluster_names[:2] == ["B", "C"]
 
 
+@pytest.mark.slow
 def test_what_several_processes_trained_is_exported_by_one(glyphs: Path, tmp_path: Path) -> None:
     dist.init_process_group("gloo", init_method=f"file://{tmp_path}/store", rank=0, world_size=1)
     try:

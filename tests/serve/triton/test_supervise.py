@@ -60,6 +60,7 @@ def supervised(
         Supervisor(server, start_seconds=READY_SECONDS, tell=told.append).run(updates=updates, show=show)
 
 
+@pytest.mark.slow
 @needs_wheel
 def test_one_of_two_dead_processes_is_noticed_and_the_server_comes_back_where_it_was(tmp_path: Path) -> None:
     make_classifier(tmp_path / "birds", CONFIG.replace("count: 1", "count: 2"))
@@ -134,6 +135,7 @@ def best_of(repository: Path, version: int, labels: list[str]) -> tuple[str, str
     return str(number), labels[number]
 
 
+@pytest.mark.slow
 def test_versions_change_under_load_without_a_lost_or_mixed_answer(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -23,6 +23,7 @@ def table(glyphs: Path, tmp_path: Path) -> Path:
     return tmp_path / "own.csv"
 
 
+@pytest.mark.slow
 def test_bad_images_are_left_out_and_listed(ncd: Any, table: Path, tiny_settings: list[str]) -> None:
     run = table.parent / "run"
     options = ["--manifest", table, "--novel-classes", 2, "--recipe", "glyphs", *tiny_settings, *SMALL]

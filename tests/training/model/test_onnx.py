@@ -29,11 +29,13 @@ def assert_torchs(trunk: Trunk, images: torch.Tensor) -> None:
     torch.testing.assert_close(found, expected, rtol=1e-4, atol=1e-4 * float(expected.abs().max()))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("name", "resolution"), [("efficientnet_lite0", 64), ("vit_small", 32)])
 def test_maps_are_torchs(name: str, resolution: int) -> None:
     assert_torchs(*in_onnx(name, resolution))
 
 
+@pytest.mark.slow
 def test_changed_weights_are_noticed_and_equal_ones_share_a_session(monkeypatch: pytest.MonkeyPatch) -> None:
     trunk, images = in_onnx("small_resnet", 32)
     assert_torchs(trunk, images)

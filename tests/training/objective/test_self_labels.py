@@ -37,6 +37,7 @@ def config(glyphs: Path, tiny_settings: list[str]) -> TrainConfig:
     return resolve_config(recipes=["glyphs"], overrides={**settings, **more})
 
 
+@pytest.mark.slow
 def test_targets_are_made_taught_and_made_again_alike_after_an_interruption(
     config: TrainConfig, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

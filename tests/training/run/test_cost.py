@@ -92,6 +92,7 @@ def test_the_line_says_what_is_counted(prepared: Setup) -> None:
     assert line.startswith("about 12 s")
 
 
+@pytest.mark.slow
 def test_a_dry_run_answers_and_leaves_nothing(
     ncd: object, glyphs: Path, tiny_settings: list[str], tmp_path: Path
 ) -> None:

@@ -45,6 +45,7 @@ def rotnet_run(glyphs: Path, tmp_path_factory: pytest.TempPathFactory) -> RunDir
     return pretrain(make_config(glyphs, "rotnet"), tmp_path_factory.mktemp("pretrained") / "run")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("method", METHODS)
 def test_two_and_two_epochs_are_four(
     method: str, glyphs: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
@@ -161,6 +162,7 @@ def test_runs_of_two_commands_are_not_mixed_up(rotnet_run: RunDir, tiny_run: Pat
         RunDir.open(tiny_run, command="pretrain")
 
 
+@pytest.mark.slow
 def test_the_command(ncd: Any, glyphs: Path, tmp_path: Path) -> None:
     run = tmp_path / "run"
     options = ["--trunk", "small_resnet", "--epochs", 1, "--set", "data.resolution=32", "--set", "data.resize=32"]

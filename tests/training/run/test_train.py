@@ -97,6 +97,7 @@ def test_novel_labels_never_reach_training(
     assert_same_weights(seen, hidden)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("setting", ["data.cache_views=0", "data.cache_views=3", "optim.onnx_trunk=true"])
 def test_two_and_two_epochs_are_four(
     setting: str, glyphs: Path, tiny_settings: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
@@ -123,6 +124,7 @@ def test_two_and_two_epochs_are_four(
     assert log.index("ended by KeyboardInterrupt") < log.index("resuming") < log.index("epoch 4/4")
 
 
+@pytest.mark.slow
 def test_a_run_killed_in_the_middle_of_a_checkpoint_goes_on(
     glyphs: Path, tiny_settings: list[str], tmp_path: Path
 ) -> None:
@@ -154,6 +156,7 @@ def test_a_run_stopped_before_its_first_checkpoint_goes_on(
     assert_same_weights(RunDir(tiny_run), run)
 
 
+@pytest.mark.slow
 def test_every_stage_before_discovery_goes_on_where_it_was_stopped(
     glyphs: Path, tiny_settings: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

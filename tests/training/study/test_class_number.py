@@ -168,6 +168,7 @@ def test_auto_trains_with_the_estimate_and_a_resume_does_not_ask_again(
     training.train(reopened, run, progress=SILENT)
 
 
+@pytest.mark.slow
 def test_a_run_that_was_stopped_during_its_estimate_estimates_again(
     ncd: Any, config: TrainConfig, tmp_path: Path
 ) -> None:
@@ -214,6 +215,7 @@ def test_a_number_of_classes_is_a_number_or_auto() -> None:
             resolve_config(overrides={"data.novel_classes": wrong})
 
 
+@pytest.mark.slow
 def test_the_command_answers(ncd: Any, glyphs: Path, tiny_settings: list[str], tmp_path: Path) -> None:
     folder = tmp_path / "curve"
     options = ["--dataset", "glyphs", "--data-root", glyphs, "--most", "8", *tiny_settings]

@@ -14,10 +14,11 @@ from pathlib import Path
 from threading import Thread
 from typing import Any
 
+import numpy as np
 import pytest
 from ncd_training.data.datasets import DATASETS
 from ncd_training.data.manifest import Manifest
-from ncd_training.study.compare import Cost, Job, Ledger, Wishes, departures, plan
+from ncd_training.study.compare import Cost, Job, Ledger, Wishes, _measured, departures, plan
 from ncd_training.study.compare_rows import row_set, set_names
 from ncd_training.study.compare_table import Comparison, collect, mean_and_deviation, notes
 from PIL import Image
@@ -273,6 +274,7 @@ def costs_in(out: Path) -> dict[str, dict[str, Any]]:
     return costs
 
 
+@pytest.mark.slow
 def test_an_interrupted_comparison_goes_on(first_seed: Path) -> None:
     assert "resuming" in (first_seed / "g-0" / "log.txt").read_text()
     costs = costs_in(first_seed)
@@ -283,6 +285,7 @@ def test_an_interrupted_comparison_goes_on(first_seed: Path) -> None:
         assert 5e7 < cost["memory"] < 5e10
 
 
+@pytest.mark.slow
 def test_rows_share_one_cache_of_views(both_seeds: list[str]) -> None:
     # Each seed has a random trunk of its own, whose views are cached by the first run that needs them.
     out = folder_of(both_seeds)
@@ -290,6 +293,7 @@ def test_rows_share_one_cache_of_views(both_seeds: list[str]) -> None:
     assert [costs_in(out)[name]["cached"] for name in ("g-0", "p-0", "g-1", "p-1")] == [True, False, True, False]
 
 
+@pytest.mark.slow
 def test_one_table_in_every_form(both_seeds: list[str], capsys: pytest.CaptureFixture[str]) -> None:
     out = folder_of(both_seeds)
     trained = (out / "g-0" / "summary.json").stat().st_mtime_ns
@@ -310,6 +314,7 @@ def test_one_table_in_every_form(both_seeds: list[str], capsys: pytest.CaptureFi
     assert picture_size(out)[0] > 300
 
 
+@pytest.mark.slow
 def test_a_lost_run_is_run_again_and_a_failing_one_takes_no_other_down(
     both_seeds: list[str],
     tmp_path: Path,
@@ -333,6 +338,7 @@ def test_a_lost_run_is_run_again_and_a_failing_one_takes_no_other_down(
     assert "- g failed: the disk is full" in (out / "comparison.md").read_text()
 
 
+@pytest.mark.slow
 def test_runs_of_other_settings_are_not_mixed(arguments: list[str], first_seed: Path) -> None:
     with pytest.raises(UsageError, match=r"g-0 was run with optim.learning_rate = 0.1, not 0.5") as caught:
         compare(*arguments, "--set", "optim.learning_rate=0.5")
@@ -344,3 +350,9 @@ def test_a_foreign_run_is_left_alone(arguments: list[str], tmp_path: Path) -> No
     with pytest.raises(NcdError, match="not made by this comparison"):
         compare(*arguments, "--out", tmp_path)
     assert [path.name for path in tmp_path.iterdir()] == ["g-0"]
+
+
+def test_a_run_does_not_count_the_memory_of_the_process_that_started_it(tmp_path: Path) -> None:
+    held = np.ones(500 * 10**6, np.uint8)
+    cost, _ = _measured([sys.executable, "-c", "import time; time.sleep(0.5)"], tmp_path / "said.log")
+    assert 1e6 < cost.memory < len(held) / 5

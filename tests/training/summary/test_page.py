@@ -239,14 +239,28 @@ def test_the_command_can_be_typed_again(words: list[str], line: str) -> None:
     assert command_line(words) == line
 
 
-def test_times() -> None:
-    # Epoch 2 counts when it ended for good: a day less a minute, then 62 s; their median lies half way.
+def test_the_duration_of_a_resumed_run_leaves_the_pause_out() -> None:
+    # 150 s on the first day, 122 s on the second; epochs of 60 s and 62 s from one end to the next.
     assert times(LOG) == {
         "started": "2026-03-01 10:00:00",
         "last epoch ended": "2026-03-02 10:02:02",
-        "duration": "24 h 2 min",
-        "an epoch": "12 h 1 min (median)",
+        "duration": "5 min",
+        "an epoch": "61 s (median)",
     }
+
+
+def test_a_killed_run_counts_up_to_its_last_line() -> None:
+    killed = LOG.replace("2026-03-01 10:02:30  ended by KeyboardInterrupt\n", "")
+    assert times(killed)["duration"] == "4 min"  # 120 s and 122 s
+
+
+def test_a_run_that_was_stopped_before_its_first_epoch_has_a_pause_too() -> None:
+    lines = ["10:00:00  birds", "10:00:30  ended by SystemExit", "12:00:00  birds", "12:00:50  epoch 1/3  60 s left"]
+    log = "".join(f"2026-03-01 {line}\n" for line in lines)
+    assert times(log)["duration"] == "80 s" and "an epoch" not in times(log)
+
+
+def test_times_that_are_not_known_yet_are_left_out() -> None:
     assert times("2026-03-01 10:00:00  birds") == {"started": "2026-03-01 10:00:00"}
     assert times("") == {}
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import resource
 import time
 from copy import deepcopy
 from dataclasses import dataclass, replace
@@ -13,6 +12,7 @@ from typing import TYPE_CHECKING
 import torch
 from torch.utils.data import default_collate
 
+from ncd_serve.memory import peak_memory
 from ncd_training.base.randomness import generator_for
 from ncd_training.data.views import FileViews
 from ncd_training.run.step import train_step
@@ -152,4 +152,4 @@ def _now() -> float:
 def _peak_memory() -> int:
     if torch.cuda.is_available():
         return torch.cuda.max_memory_allocated()
-    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
+    return peak_memory()

@@ -20,6 +20,7 @@ from typing import Any
 
 from ncd_serve.errors import DataError, UsageError
 from ncd_serve.files import write_json, write_text
+from ncd_serve.memory import peak_memory, rusage_memory
 from ncd_serve.progress import Progress
 from ncd_training.base.run_dir import RunDir
 from ncd_training.config.resolve import config_layers, merged, method_recipes, recipe_for, resolve_config
@@ -75,7 +76,7 @@ class Cost:
 
     seconds: float = 0.0
     cpu_seconds: float = 0.0
-    memory: int = 0  # bytes, of its largest process
+    memory: int = 0  # bytes at the highest, of the process that trains
     cached: bool = False  # it also filled the cache that all runs share
     error: str | None = None
     exit_code: int = 0
@@ -245,23 +246,27 @@ def _measured(command: list[str], said: Path) -> tuple[Cost, BaseException | Non
             command, stdin=subprocess.DEVNULL, stdout=stream, stderr=subprocess.STDOUT, start_new_session=True
         )
         try:
-            status, usage = _wait(child.pid)
+            status, usage, memory = _wait(child.pid)
         except (KeyboardInterrupt, SystemExit) as interrupt:
             stopped = interrupt
             os.kill(child.pid, signal.SIGTERM)  # a background process may be deaf to SIGINT
-            status, usage = _wait(child.pid)
+            status, usage, memory = _wait(child.pid)
     child.returncode = os.waitstatus_to_exitcode(status)
-    memory = usage.ru_maxrss * (1 if sys.platform == "darwin" else 1024)
     cpu = usage.ru_utime + usage.ru_stime
     return Cost(time.monotonic() - start, cpu, memory, exit_code=child.returncode), stopped
 
 
-def _wait(pid: int) -> tuple[int, resource.struct_rusage]:
-    """How a process ended and what it used. Looks now and then: an interrupt must not fall between end and answer."""
+def _wait(pid: int) -> tuple[int, resource.struct_rusage, int]:
+    """Exit status, resource usage and peak memory of a process, once it has ended.
+
+    Looks now and then: an interrupt must not fall between end and answer, and the peak can be read only before the end.
+    """
+    memory = 0
     while True:
+        memory = peak_memory(pid) or memory
         ended, status, usage = os.wait4(pid, os.WNOHANG)
         if ended:
-            return status, usage
+            return status, usage, memory or rusage_memory(usage)
         time.sleep(_LOOK_AGAIN)
 
 

@@ -198,7 +198,7 @@ def notes(chosen: RowSet, rows: Sequence[Row], wishes: Wishes, manifest: Manifes
     return [
         *lines,
         "ACC is that of the last epoch, ± the sample standard deviation over seeds. Time is a run's on average, "
-        "memory the most that one of its processes had, with the cached views that it read.",
+        "memory the most that its training process held, with the cached views that it read.",
     ]
 
 

@@ -54,7 +54,8 @@ _MEANINGS = {
 }
 _SAID = {"dataset", "root", "labelled", "unlabelled", "manifest", "novel_classes", "weights"}  # in the plan's words
 _SNAPSHOT = re.compile(r"tsne-(?:init|epoch-(\d+))\.png")
-_LOG_LINE = re.compile(r"^(\d{4}-\d\d-\d\d \d\d:\d\d:\d\d)  (?:epoch (\d+)/)?", re.MULTILINE)
+_LOG_LINE = re.compile(r"^(\d{4}-\d\d-\d\d \d\d:\d\d:\d\d)  ((?:epoch (\d+)/)?.*)", re.MULTILINE)
+_RESUMED, _ENDED = "resuming ", "ended by "  # first words of a session of a run that goes on, and last ones of any
 _FILES = ("config.toml", "summary.json", "metrics.jsonl", "environment.json", "log.txt", "skipped.txt", "estimate.json")
 _MOST_LINES = 1000  # of image files that were left out: a page has to stay one that can be opened
 
@@ -81,6 +82,13 @@ class Picture(NamedTuple):
     caption: str
     file: str
     address: str
+
+
+class LogLine(NamedTuple):
+    """A line of log.txt."""
+
+    when: datetime
+    epoch: int  # that has ended; 0 in lines about something else
 
 
 class Charts(NamedTuple):
@@ -223,18 +231,33 @@ def command_line(words: Sequence[str]) -> str:
 
 
 def times(log: str) -> dict[str, str]:
-    """From the log: when a run began, when its last epoch ended, and how long that and one epoch took."""
-    lines = [(datetime.fromisoformat(when), int(epoch or 0)) for when, epoch in _LOG_LINE.findall(log)]
-    if not lines:
+    """From the log: start of the run, end of its last epoch, training time without pauses, median time of an epoch."""
+    sessions = _sessions(log)
+    if not sessions:
         return {}
-    # An epoch that was repeated after an interruption counts once.
-    ends = {epoch: when for when, epoch in lines if epoch}
-    found = {"started": f"{lines[0][0]}"}
-    if ends:
-        last = ends[max(ends)]
-        found |= {"last epoch ended": f"{last}", "duration": duration((last - lines[0][0]).total_seconds())}
-    steps = [(ends[later] - ends[earlier]).total_seconds() for earlier, later in pairwise(sorted(ends))]
+    found = {"started": f"{sessions[0][0].when}"}
+    ends = [[line.when for line in session if line.epoch] for session in sessions]
+    trained = [number for number, whens in enumerate(ends) if whens]
+    if trained:
+        last = ends[trained[-1]][-1]
+        spans = [(session[0].when, session[-1].when) for session in sessions[: trained[-1]]]
+        spans.append((sessions[trained[-1]][0].when, last))
+        seconds = sum((end - start).total_seconds() for start, end in spans)
+        found |= {"last epoch ended": f"{last}", "duration": duration(seconds)}
+    steps = [(later - earlier).total_seconds() for whens in ends for earlier, later in pairwise(whens)]
     return {**found, "an epoch": f"{duration(median(steps))} (median)"} if steps else found
+
+
+def _sessions(log: str) -> list[list[LogLine]]:
+    """Lines of the log, those of one process together: a resumed run has several, with pauses between them."""
+    sessions: list[list[LogLine]] = []
+    ended = True
+    for when, text, epoch in _LOG_LINE.findall(log):
+        if ended or text.startswith(_RESUMED):
+            sessions.append([])
+        sessions[-1].append(LogLine(datetime.fromisoformat(when), int(epoch or 0)))
+        ended = text.startswith(_ENDED)
+    return sessions
 
 
 def _shown(value: Any) -> str:

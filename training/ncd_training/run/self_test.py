@@ -1,0 +1,204 @@
+"""Training half of `ncd-serve doctor --self-test`: steps in every precision, compared with float32 on the CPU."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+from contextlib import contextmanager
+from copy import deepcopy
+from dataclasses import replace
+from functools import partial
+from itertools import islice
+from pathlib import Path
+from typing import TYPE_CHECKING, NamedTuple
+
+import torch
+from rich.console import Console
+from torch import Tensor
+from torch.utils.data import default_collate
+
+from ncd_serve.errors import MissingExtraError, NcdError
+from ncd_serve.progress import Progress
+from ncd_training.base.precision import Precision
+from ncd_training.base.randomness import generator_for
+from ncd_training.config.resolve import resolve_config
+from ncd_training.data.datasets.glyphs import write_glyphs
+from ncd_training.data.prepare import list_images
+from ncd_training.data.views import BatchPlan, FileViews
+from ncd_training.model.weights import initial_trunk
+from ncd_training.run.state import TrainState, build_state
+from ncd_training.run.step import train_step
+from ncd_training.run.train import set_up
+
+if TYPE_CHECKING:
+    from ncd_serve.doctor.installation import Step
+
+_STEPS = 3  # the first one fills the memories that the terms of later ones read
+_IMAGES = 4  # of each letter
+_BATCH = 16  # labelled images, and as many unlabelled ones
+# Small: rounding grows with the steps, and that is not what is looked for.
+_SETTINGS = {"optim.learning_rate": 0.01, "optim.labelled_batch": _BATCH, "optim.unlabelled_batch": _BATCH}
+_LEAST_TERM = 0.01  # terms below it are compared as if they were as large
+
+
+class Limits(NamedTuple):
+    """Largest differences from float32 on the CPU, relative to it, and what helps against larger ones."""
+
+    terms: float
+    updates: float
+    fix: str
+
+
+# On CPUs, other threads and kernels moved float32 by 7e-5 and 0.0014; autocast to float16, which has as many bits as
+# TF32, gave 0.005 and 0.026, to bfloat16 0.018 and 0.063. A pairwise term without its gradient gives 0.017 and 0.05.
+FLOAT32 = Limits(
+    terms=1e-3, updates=0.02, fix="update the GPU's driver and torch; CUDA_VISIBLE_DEVICES= trains on the CPU"
+)
+TF32 = FLOAT32._replace(terms=0.02, updates=0.1)
+MIXED = Limits(terms=0.06, updates=0.2, fix="train with --set optim.mixed_precision=false")
+COMPILED = FLOAT32._replace(fix="train without optim.compile")
+
+
+class Trained(NamedTuple):
+    """Result of a few training steps."""
+
+    terms: list[dict[str, float]]  # of each step
+    updates: dict[str, Tensor]  # change of every weight of the branches, on the CPU
+
+
+class SmallRun:
+    """A few images of the embedded letters, the small model of the `glyphs` recipe, and its first batches."""
+
+    def __init__(self, folder: Path) -> None:
+        letters = write_glyphs(folder / "glyphs", train=_IMAGES, test=1)
+        settings = {"data.root": str(letters), "data.workers": 0, **_SETTINGS}
+        config, silent = resolve_config(recipes=["glyphs"], overrides=settings), Progress(Console(quiet=True))
+        self.setup = set_up(list_images(config, track=silent.track), progress=silent)
+        parts, _ = initial_trunk(self.setup.config, weights=None)
+        self._state = build_state(self.setup, parts)
+        self.device = self._state.model.device
+        self._batches = list(self._read_batches())
+        self._yardstick: Trained | None = None
+
+    def steps(self) -> Iterator[Step]:
+        """Checks of training: one for each precision."""
+        yield "float32", partial(self._compared, self.device, FLOAT32)
+        if self.device.type == "cuda":
+            yield "tf32", partial(self._compared, self.device, TF32, tf32=True)
+        yield "mixed precision", self._mixed_precision
+        yield "compiled", self._compiled
+
+    def trained(self) -> TrainState:
+        """The state after the steps, in float32 on the CPU."""
+        state = self._copy(torch.device("cpu"))
+        self._train(state)
+        return state
+
+    def train(self, device: torch.device, *, mixed: bool = False, compiled: bool = False) -> Trained:
+        """Train a copy of the model on a device."""
+        state = self._copy(device, mixed=mixed)
+        if compiled:
+            state.model.compile()
+        before = {name: weight.detach().cpu().clone() for name, weight in state.model.branches.named_parameters()}
+        terms = self._train(state)
+        after = {name: weight.detach().cpu() for name, weight in state.model.branches.named_parameters()}
+        return Trained(terms, {name: after[name] - before[name] for name in before})
+
+    def _compared(
+        self, device: torch.device, limits: Limits, *, mixed: bool = False, compiled: bool = False, tf32: bool = False
+    ) -> str:
+        if self._yardstick is None:
+            self._yardstick = self.train(torch.device("cpu"))
+        with _tf32(tf32):
+            found = self.train(device, mixed=mixed, compiled=compiled)
+        return f"{_name(device)}: {compare(found, self._yardstick, limits)}"
+
+    def _mixed_precision(self) -> str:
+        if self.device.type != "cuda":
+            raise MissingExtraError("it needs an NVIDIA GPU", hint="none needed: a CPU trains in float32")
+        dtype = Precision.on(self.device, mixed=True).dtype
+        return f"{str(dtype).removeprefix('torch.')} on {self._compared(self.device, MIXED, mixed=True)}"
+
+    def _compiled(self) -> str:
+        try:
+            return self._compared(self.device, COMPILED, compiled=True)
+        except NcdError:
+            raise
+        except Exception as error:  # the same steps have just run without it, so it is the compiler's
+            reason = str(error).strip().partition("\n")[0]
+            raise MissingExtraError(
+                f"torch.compile does not work here: {reason or type(error).__name__}",
+                hint="none needed unless optim.compile is on; it needs a C++ compiler, on a GPU OpenAI's triton too",
+            ) from None
+
+    def _copy(self, device: torch.device, *, mixed: bool = False) -> TrainState:
+        """A copy of the initial state; together, so that the optimiser keeps the copied weights."""
+        model, method, optimizer = deepcopy((self._state.model, self._state.method, self._state.optimizer))
+        precision = Precision.on(device, mixed=mixed)
+        return replace(
+            self._state,
+            model=model.to(device),
+            method=method.to(device),
+            optimizer=optimizer,
+            precision=precision,
+        )
+
+    def _train(self, state: TrainState) -> list[dict[str, float]]:
+        state.model.train()
+        labels, terms = torch.tensor(self.setup.labels), []
+        for step, (rows, views) in enumerate(self._batches):
+            unlabelled = rows[_BATCH:] - len(labels)
+            draws = generator_for(0, step)
+            found = train_step(state, views, labels[rows[:_BATCH]], rows=unlabelled, ramp=1.0, generator=draws)
+            terms.append({name: float(value) for name, value in found.items()})
+        return terms
+
+    def _read_batches(self) -> Iterator[tuple[Tensor, list[Tensor]]]:
+        """Rows and views of the first batches, read once: every precision sees the same."""
+        manifest, data = self.setup.manifest, self.setup.config.data
+        plan = BatchPlan(len(manifest.labelled), len(manifest.unlabelled), _BATCH, _BATCH, seed=0)
+        views = FileViews(manifest.images, data)
+        for requests in islice(plan, _STEPS):
+            rows = torch.tensor([request.index for request in requests])
+            yield rows, default_collate([views[request] for request in requests])
+
+
+def compare(found: Trained, expected: Trained, limits: Limits) -> str:
+    """Both differences with their limits; NcdError where one is beyond its limit."""
+    terms = max(
+        _share(abs(other[name] - one[name]), max(abs(one[name]), _LEAST_TERM))
+        for one, other in zip(expected.terms, found.terms, strict=True)
+        for name in one
+    )
+    wanted = expected.updates
+    updates = _share(_length({name: found.updates[name] - update for name, update in wanted.items()}), _length(wanted))
+    text = (
+        f"loss terms differ by {terms:.1e} (limit {limits.terms:g}), "
+        f"weight updates by {updates:.1e} (limit {limits.updates:g})"
+    )
+    if terms > limits.terms or updates > limits.updates:
+        raise NcdError(text, hint=limits.fix)
+    return text
+
+
+def _share(difference: float, of: float) -> float:
+    return difference / of if math.isfinite(difference) else math.inf  # nothing compares with NaN
+
+
+def _length(tensors: dict[str, Tensor]) -> float:
+    return float(torch.linalg.vector_norm(torch.cat([tensor.flatten() for tensor in tensors.values()])))
+
+
+def _name(device: torch.device) -> str:
+    return torch.cuda.get_device_name(device) if device.type == "cuda" else str(device)
+
+
+@contextmanager
+def _tf32(allowed: bool) -> Iterator[None]:
+    """Whether a GPU may round float32 to TF32 in convolutions, as torch lets it unless told otherwise."""
+    before = torch.backends.cudnn.allow_tf32
+    try:
+        torch.backends.cudnn.allow_tf32 = allowed
+        yield
+    finally:
+        torch.backends.cudnn.allow_tf32 = before
