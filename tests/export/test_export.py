@@ -32,7 +32,7 @@ from ncd_serve.preprocess import load_array
 from ncd_serve.runners import open_session
 from ncd_serve.triton import TritonServer, find_triton
 from tests.export.folders import unchanged
-from tests.runs import again
+from tests.runs import SILENT, again
 
 QUIET = Console(quiet=True)
 
@@ -78,7 +78,7 @@ def test_the_reference_is_of_the_state_that_is_exported(
 ) -> None:
     """The first checkpoint of the run knows its clusters less well than the last."""
     run = RunDir(tiny_run)
-    exported = export_run(setup, run, **place, options=ExportOptions(checkpoint=run.initial)).bundle
+    exported = export_run(setup, run, **place, options=ExportOptions(checkpoint=run.initial), progress=SILENT).bundle
     last, first = Bundle.read(bundle).reference(), exported.reference()
     assert last.checkpoint != first.checkpoint == exported.manifest.checkpoint
     assert first.paths == last.paths and first.confidences.tolist() != last.confidences.tolist()
@@ -111,7 +111,7 @@ def test_a_mismatch_leaves_the_old_bundle_and_repository(
 
     monkeypatch.setattr(exporter, "write_onnx", spoiled)
     with unchanged(tmp_path), pytest.raises(ExportMismatchError, match="differs from the trained one"):
-        export_run(setup, RunDir(tiny_run), **place)
+        export_run(setup, RunDir(tiny_run), **place, progress=SILENT)
 
 
 def test_a_model_that_has_diverged_is_not_exported(
@@ -122,7 +122,7 @@ def test_a_model_that_has_diverged_is_not_exported(
     save_file(tensors, tmp_path / "diverged.safetensors", metadata={"epoch": "2"})
     options = ExportOptions(checkpoint=tmp_path / "diverged.safetensors")
     with unchanged(tmp_path), pytest.raises(DataError, match="NaN or infinity"):
-        export_run(setup, RunDir(tiny_run), **place, options=options)
+        export_run(setup, RunDir(tiny_run), **place, options=options, progress=SILENT)
 
 
 def test_a_disk_that_fills_up_leaves_the_old_bundle_and_repository(
@@ -132,7 +132,7 @@ def test_a_disk_that_fills_up_leaves_the_old_bundle_and_repository(
     with unchanged(tmp_path), pytest.raises(DataError, match="cannot write") as failure:
         resource.setrlimit(resource.RLIMIT_FSIZE, (100_000, old[1]))  # no file may grow larger: the model would
         try:
-            export_run(setup, RunDir(tiny_run), **place)
+            export_run(setup, RunDir(tiny_run), **place, progress=SILENT)
         finally:
             resource.setrlimit(resource.RLIMIT_FSIZE, old)
     assert "nothing was changed" in str(failure.value.hint)
@@ -156,7 +156,7 @@ def test_a_folder_of_the_user_is_never_written_over(
     (tmp_path / "photos").mkdir()
     (tmp_path / "photos" / "holiday.jpg").touch()
     with unchanged(tmp_path), pytest.raises(DataError, match="is not a bundle"):
-        export_run(setup, RunDir(tiny_run), **{**place, "out": tmp_path / "photos"})
+        export_run(setup, RunDir(tiny_run), **{**place, "out": tmp_path / "photos"}, progress=SILENT)
 
 
 def test_runs_without_a_usable_checkpoint(setup: Setup, tiny_run: Path, place: dict[str, Any], tmp_path: Path) -> None:
@@ -165,20 +165,22 @@ def test_runs_without_a_usable_checkpoint(setup: Setup, tiny_run: Path, place: d
     with unchanged(tmp_path):
         for checkpoint, reason in ((tmp_path / "none", "no checkpoint"), (stranger, "not a checkpoint of a run")):
             with pytest.raises(DataError, match=reason):
-                export_run(setup, RunDir(tiny_run), **place, options=ExportOptions(checkpoint=checkpoint))
+                export_run(
+                    setup, RunDir(tiny_run), **place, options=ExportOptions(checkpoint=checkpoint), progress=SILENT
+                )
         stranger_run = RunDir(tmp_path / "empty")
         with pytest.raises(DataError, match="no checkpoint"):
-            export_run(setup, stranger_run, **place)
+            export_run(setup, stranger_run, **place, progress=SILENT)
     stranger.write_bytes(RunDir(tiny_run).checkpoint.read_bytes()[:1000])
     with unchanged(tmp_path), pytest.raises(DataError, match="damaged"):
-        export_run(setup, RunDir(tiny_run), **place, options=ExportOptions(checkpoint=stranger))
+        export_run(setup, RunDir(tiny_run), **place, options=ExportOptions(checkpoint=stranger), progress=SILENT)
 
 
 def test_the_state_of_an_interrupted_run_is_exported_without_scores(
     setup: Setup, tiny_run: Path, place: dict[str, Any]
 ) -> None:
     run = RunDir(tiny_run)
-    exported = export_run(setup, run, **place, options=ExportOptions(checkpoint=run.initial))
+    exported = export_run(setup, run, **place, options=ExportOptions(checkpoint=run.initial), progress=SILENT)
     training = exported.bundle.manifest.training
     assert (training["epochs"], training["planned_epochs"]) == (0, 2)
     assert "| this model |" not in (exported.bundle.folder / "MODEL_CARD.md").read_text()
@@ -192,7 +194,7 @@ def reduced(setup: Setup, tiny_run: Path, tmp_path_factory: pytest.TempPathFacto
     for precision in ("fp16", "int8"):
         options = ExportOptions(precision=precision, min_agreement=0.9)
         where = {"out": folder / precision, "repository": folder / "repository", "name": precision}
-        bundles[precision] = export_run(setup, RunDir(tiny_run), **where, options=options).bundle
+        bundles[precision] = export_run(setup, RunDir(tiny_run), **where, options=options, progress=SILENT).bundle
     return bundles
 
 
@@ -234,7 +236,7 @@ def test_images_that_are_compared_did_not_calibrate(
     kind = PRECISIONS[Precision.INT8]._replace(reduce=black)
     monkeypatch.setitem(PRECISIONS, Precision.INT8, kind)  # ranges of black images fit no others, so that int8 fails
     with unchanged(tmp_path), pytest.raises(ExportMismatchError, match=r"int8 gives \d+\.\d% of 20 images"):
-        export_run(setup, RunDir(tiny_run), **place, options=ExportOptions(precision="int8"))
+        export_run(setup, RunDir(tiny_run), **place, options=ExportOptions(precision="int8"), progress=SILENT)
     calibrated = {image.tobytes() for image in np.concatenate(seen)}
     spec = setup.config.data.preprocess
     assert len(calibrated) == 84
@@ -263,7 +265,7 @@ def test_the_exported_graph_answers_by_the_table_of_outputs(bundle: Path) -> Non
 def test_int8_is_for_cpus(setup: Setup, tiny_run: Path, place: dict[str, Any], tmp_path: Path) -> None:
     options = ExportOptions(precision="int8", hardware=Hardware("tensorrt"))
     with unchanged(tmp_path), pytest.raises(UsageError, match="int8 is quantised for CPUs"):
-        export_run(setup, RunDir(tiny_run), **place, options=options)
+        export_run(setup, RunDir(tiny_run), **place, options=options, progress=SILENT)
 
 
 @pytest.mark.triton

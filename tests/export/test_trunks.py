@@ -24,7 +24,7 @@ from onnx import numpy_helper
 
 from ncd_serve.preprocess import load_array
 from ncd_serve.runners import open_session
-from tests.runs import ready
+from tests.runs import SILENT, ready
 
 # One of each family, at a resolution that leaves maps larger than one pixel.
 FAMILIES = {"small_resnet": 32, "cifar_resnet18": 32, "resnet18": 64, "efficientnet_lite0": 64, "vit_small": 64}
@@ -80,7 +80,9 @@ def stored_bytes(model: onnx.ModelProto) -> int:
 def test_every_family_of_trunks_answers_like_torch(trunk: str, resolution: int, glyphs: Path, tmp_path: Path) -> None:
     sizes = {"data.resolution": resolution, "data.resize": resolution}
     setup, run, model = stepped(glyphs, tmp_path / "run", **sizes, **{"model.trunk": trunk})
-    exported = export_run(setup, run, out=tmp_path / "bundle", repository=tmp_path / "repository", name="m")
+    exported = export_run(
+        setup, run, out=tmp_path / "bundle", repository=tmp_path / "repository", name="m", progress=SILENT
+    )
     images = np.stack([load_array(path, setup.config.data.preprocess) for path in setup.manifest.unlabelled[:9]])
     probabilities, embedding = trained_answers(model, images)
     names = ["cluster_id", "confidence", "probabilities", "embedding"]
@@ -108,7 +110,9 @@ def assert_stripped(graph: onnx.ModelProto, model: DualBranchModel) -> None:
 @pytest.mark.parametrize("heads", HEADS)
 def test_every_kind_of_head_is_served(heads: str, glyphs: Path, tmp_path: Path) -> None:
     setup, run, model = stepped(glyphs, tmp_path / "run", **HEADS[heads])
-    exported = export_run(setup, run, out=tmp_path / "bundle", repository=tmp_path / "repository", name="m")
+    exported = export_run(
+        setup, run, out=tmp_path / "bundle", repository=tmp_path / "repository", name="m", progress=SILENT
+    )
     assert exported.verification.passed
     images = np.stack([load_array(path, setup.config.data.preprocess) for path in setup.manifest.unlabelled[:9]])
     session, (expected, _) = open_session(exported.bundle.model_path), trained_answers(model, images)
@@ -134,7 +138,9 @@ def test_what_several_processes_trained_is_exported_by_one(glyphs: Path, tmp_pat
         setup, run, model = stepped(glyphs, tmp_path / "run", together=True)
     finally:
         dist.destroy_process_group()
-    exported = export_run(setup, run, out=tmp_path / "bundle", repository=tmp_path / "repository", name="m")
+    exported = export_run(
+        setup, run, out=tmp_path / "bundle", repository=tmp_path / "repository", name="m", progress=SILENT
+    )
     images = np.stack([load_array(setup.manifest.unlabelled[0], setup.config.data.preprocess)])
     (answer,) = open_session(exported.bundle.model_path).run(["probabilities"], {"image": images})
     np.testing.assert_allclose(answer, trained_answers(model, images)[0], atol=1e-4)

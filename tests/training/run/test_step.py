@@ -14,7 +14,7 @@ from ncd_training.model.branches import DualBranchModel
 from ncd_training.model.trunk import build_trunk
 from ncd_training.objective import build_method
 from ncd_training.run.state import TrainState
-from ncd_training.run.step import train_epoch, train_step
+from ncd_training.run.step import split_views, train_epoch, train_step
 from torch import Tensor
 
 KNOWN, NOVEL, LABELLED, UNLABELLED = 3, 2, 4, 4
@@ -36,7 +36,7 @@ def scaled_state(method: str = "dual") -> TrainState:
     torch.manual_seed(0)
     config = CONFIG
     if method == "dtc":
-        overrides = {"data.novel_classes": NOVEL, "method.dtc_variant": "te"}
+        overrides = {"data.novel_classes": NOVEL, "method.variant": "te"}
         config = resolve_config(recipes=["glyphs", "dtc"], overrides=overrides)
     parts = build_trunk("small_resnet", resolution=32)
     model = DualBranchModel(parts, known=KNOWN, novel=NOVEL, model=config.model, labels=config.pseudo_labels)
@@ -91,3 +91,12 @@ def test_figures_of_an_epoch_are_sums_of_what_its_steps_return(monkeypatch: pyte
     assert len(seen) == 2 and "distillation" not in seen[0]  # which waits for filled banks
     for name, value in figures.items():
         assert value == sum(terms[name] / 2 for terms in seen if name in terms)
+
+
+def test_ranks_exchange_no_parts_of_the_second_view_and_no_gradient_of_the_first() -> None:
+    state = scaled_state()
+    maps = torch.rand(2 * (LABELLED + UNLABELLED), 64, 8, 8)
+    first, second = split_views(state.model(maps))
+    assert all(output.parts.numel() and not output.parts.requires_grad for output in first)
+    assert [output.parts.numel() for output in second] == [0, 0]
+    assert all(output.embedding.requires_grad for output in (*first, *second))

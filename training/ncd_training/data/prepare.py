@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 
 from ncd_serve.errors import DataError, UsageError
 from ncd_serve.files import write_text
+from ncd_training.base.run_dir import weights_path
 from ncd_training.data.datasets import load_manifest
 from ncd_training.data.manifest import Manifest, pile
 from ncd_training.data.scan import Findings, load_manifest_of_run, save_manifest, scan
@@ -63,6 +64,8 @@ class Setup:
 
 def list_images(config: TrainConfig, *, track: Track) -> Setup:
     """Find the images of a run and fill in the number of novel classes; reads no image."""
+    if config.model.weights is not None:
+        weights_path(config.model.weights)  # the quickest check comes first
     manifest = load_manifest(config.data, track=track)
     novel = config.data.novel_classes or manifest.novel_classes
     if novel is None:

@@ -14,7 +14,7 @@ from rich.console import Console
 from ncd_serve.progress import Progress
 from ncd_training.base.checkpoint import save_checkpoint
 from ncd_training.base.distributed import Ranks, join, leave
-from ncd_training.base.run_dir import ALONE, RunDir, weights_path
+from ncd_training.base.run_dir import ALONE, RunDir
 from ncd_training.data.prepare import check_processes, images_changed, prepare
 from ncd_training.data.scan import load_manifest_of_run
 from ncd_training.data.views import BatchPlan, FileViews, Views, batches
@@ -42,8 +42,6 @@ if TYPE_CHECKING:
 def set_up(listed: Setup, *, progress: Progress, launch: Launch = ALONE) -> Setup:
     """Check settings, weights and images of a new run; the quick checks come first."""
     config = listed.config
-    if config.model.weights is not None:
-        weights_path(config.model.weights)
     check_processes(config.optim, launch.size)
     config = checked(config)
     check_weights(config)
