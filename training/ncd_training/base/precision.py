@@ -29,7 +29,7 @@ class Precision:
 
     @classmethod
     def on(cls, device: torch.device, *, mixed: bool) -> Precision:
-        """Return bfloat16 if the GPU computes in it, else float16 with scaled gradients; float32 on a CPU or if not mixed.
+        """Return bfloat16 if a GPU supports it, else float16 with scaled gradients; float32 if not `mixed` or on a CPU.
 
         GPUs before Ampere emulate bfloat16, more slowly than they compute in float16.
         """
