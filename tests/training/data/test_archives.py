@@ -82,7 +82,7 @@ def test_cub_lists_that_disagree(tmp_path: Path) -> None:
     with pytest.raises(DataError, match="disagree at '2'"):
         load("cub200", root)
     (root / "classes.txt").write_text("1 001.Dodo\n")
-    with pytest.raises(DataError, match="names 1 classes, the split 200"):
+    with pytest.raises(DataError, match="names 1 classes, but the split has 200"):
         load("cub200", root)
 
 
