@@ -58,8 +58,8 @@ class Ranks:
 
     def map(self, function: Callable[[T], R], items: list[T], *, track: Track, what: str) -> list[R]:
         """Apply a function to each item and return all results in order; each rank computes its share."""
-        mine = self.share(items)
-        return self.all_shares(list(track(in_threads(function, mine), what, len(mine))))
+        own = self.share(items)
+        return self.all_shares(list(track(in_threads(function, own), what, len(own))))
 
     def all_shares(self, own: list[T]) -> list[T]:
         """Return the shares of all ranks as one list, in the order of the undivided items."""

@@ -33,7 +33,7 @@ _PACKAGES = ("ncd-serve", "torch", "torchvision", "timm", "numpy", "scikit-learn
 
 @dataclass(frozen=True)
 class RunDir:
-    """A run directory: resolved configuration, metrics, plots, checkpoint, environment."""
+    """Run directory: resolved configuration, metrics, plots, checkpoint, environment."""
 
     path: Path
 

@@ -65,9 +65,9 @@ def layers_of_call(
     """Return the layers of a command: recipes of dataset and method, `--recipe`, `--config`, options, `--set`."""
     check_places(flags)
     own = recipe_for(flags["data.dataset"]) if "data.dataset" in flags else None
-    asked = [recipe] if isinstance(recipe, str) else list(recipe or ())
+    requested = [recipe] if isinstance(recipe, str) else list(recipe or ())
     return config_layers(
-        recipes=[*filter(None, [own]), *(method_recipes(method) if method else []), *asked],
+        recipes=[*filter(None, [own]), *(method_recipes(method) if method else []), *requested],
         config_file=config,
         overrides={**flags, **(settings or {})},
     )

@@ -97,7 +97,7 @@ def from_folders(labelled: Path, unlabelled: Path) -> Manifest:
     )
 
 
-def pile(folders: list[Path]) -> Manifest:
+def from_unlabelled(folders: list[Path]) -> Manifest:
     """Return a manifest of all images below some folders, none of them labelled."""
     images = [path for folder in folders for path in _images_below(folder)]
     return Manifest(folders[-1].resolve().name, labelled=[], unlabelled=images, known_classes=[], novel_classes=None)
@@ -129,22 +129,22 @@ def from_csv(file: Path) -> Manifest:
     """Read the manifest from a CSV file; errors name the line."""
     rows = list(_rows(file))
     training, test = ([row for row in rows if row.split == split] for split in ("train", "test"))
-    labelled, pile = [row for row in training if row.label], [row for row in training if not row.label]
-    if not labelled or not pile:
+    labelled, unlabelled = [row for row in training if row.label], [row for row in training if not row.label]
+    if not labelled or not unlabelled:
         raise DataError(
-            f"{file} has {len(labelled)} labelled and {len(pile)} unlabelled training images",
+            f"{file} has {len(labelled)} labelled and {len(unlabelled)} unlabelled training images",
             hint="list both kinds: an empty label marks an unlabelled image",
         )
     known = _numbers({row.label for row in labelled})
-    novel = _numbers(_true_classes(file, pile))
+    novel = _numbers(_true_classes(file, unlabelled))
     known_test, novel_test = _test_rows(file, test, known=known, novel=novel)
     return Manifest(
         name=file.stem,
         labelled=[(row.path, known[row.label]) for row in labelled],
-        unlabelled=[row.path for row in pile],
+        unlabelled=[row.path for row in unlabelled],
         known_classes=list(known),
         novel_classes=None,
-        truth=[novel[row.true_label] for row in pile] if novel else None,
+        truth=[novel[row.true_label] for row in unlabelled] if novel else None,
         novel_names=tuple(novel),
         known_test=tuple(known_test),
         novel_test=tuple(novel_test),
@@ -198,11 +198,11 @@ def _numbers(names: set[str]) -> dict[str, int]:
     return {name: number for number, name in enumerate(sorted(names))}
 
 
-def _true_classes(file: Path, pile: list[_Row]) -> set[str]:
+def _true_classes(file: Path, unlabelled: list[_Row]) -> set[str]:
     """Return the true classes of the unlabelled images; an empty set if no image has one."""
-    without = [row for row in pile if not row.true_label]
-    if len(without) in (0, len(pile)):
-        return {row.true_label for row in pile} - {""}
+    without = [row for row in unlabelled if not row.true_label]
+    if len(without) in (0, len(unlabelled)):
+        return {row.true_label for row in unlabelled} - {""}
     raise DataError(
         f"{file} line {without[0].line} has no true_label, but other lines have one",
         hint="give true_label for all unlabelled images, or for none",

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 from ncd_serve.errors import DataError, UsageError
 from ncd_serve.files import write_text
 from ncd_training.data.datasets import load_manifest
-from ncd_training.data.manifest import Manifest, pile
+from ncd_training.data.manifest import Manifest, from_unlabelled
 from ncd_training.data.scan import Findings, load_manifest_of_run, save_manifest, scan
 
 if TYPE_CHECKING:
@@ -112,7 +112,7 @@ def images_changed(run: RunDir) -> DataError:
 def prepare_unlabelled(config: TrainConfig, *, progress: Progress) -> Setup:
     """Check the images to pretrain on: those of a dataset, or all below the user's folders. Labels are ignored."""
     folders = [folder for folder in (config.data.labelled, config.data.unlabelled) if folder is not None]
-    manifest = pile(folders) if folders else load_manifest(config.data, track=progress.track)
+    manifest = from_unlabelled(folders) if folders else load_manifest(config.data, track=progress.track)
     manifest, findings = _scanned(Setup(config, manifest), progress, None)
     images, pretrain = len(manifest.images), config.pretrain
     if images < _MIN_PRETRAINING_IMAGES:

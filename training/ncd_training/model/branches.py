@@ -33,7 +33,7 @@ class BranchOutput(NamedTuple):
 
 
 class Branch(nn.Module):
-    """Projection and pooling (the tail), a known head and a cluster head; one head for both in an open world."""
+    """Branch: projection and pooling (the tail), known head and cluster head; a single head in an open world."""
 
     def __init__(
         self,
@@ -87,7 +87,7 @@ class Branch(nn.Module):
 
 
 class Trunk(nn.Module):
-    """Normalisation and the frozen stages. The trunk stays in eval mode, so its output for an image never changes."""
+    """Trunk: normalisation and frozen stages, always in eval mode, so that the output for an image never changes."""
 
     mean: Tensor
     std: Tensor

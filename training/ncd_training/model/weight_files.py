@@ -1,4 +1,4 @@
-"""Weight files of other projects, read without running code that may be pickled in them."""
+"""Weight files of any origin, read without running code that may be pickled in them."""
 
 from __future__ import annotations
 
