@@ -237,7 +237,7 @@ def test_imagenet_100_takes_its_classes_from_all_or_from_just_these(imagenet: Pa
 
 def test_imagenet_needs_all_classes(tmp_path: Path) -> None:
     touch(tmp_path / "train" / "n01440764" / "x.JPEG", tmp_path / "train" / ".ipynb_checkpoints" / "x.JPEG")
-    with pytest.raises(DataError, match="holds 1 class folders, ImageNet-1K has 1,000"):
+    with pytest.raises(DataError, match="holds 1 class folders, but ImageNet-1K has 1,000"):
         load("imagenet-a", tmp_path)
 
 

@@ -117,9 +117,7 @@ class LossConfig(Section):
     consistency_form: Literal["mean", "paper"] = "mean"
     consistency_weight: float = Field(50.0, ge=0)  # lambda
     ramp_epochs: int = Field(150, ge=1)  # r
-    balance_weight: float = Field(
-        0.0, ge=0
-    )  # pulls the mean prediction towards uniform (second regulariser of the open world)
+    balance_weight: float = Field(0.0, ge=0)  # for a uniform mean prediction (second regulariser of the open world)
     joint_weight: float = Field(0.05, ge=0)  # weight of the joint head's cross entropy on unlabelled images
 
 
@@ -140,7 +138,7 @@ class CompatConfig(Section):
     """Departures of the released code from the paper, for study."""
 
     local_head_input: Literal["own", "global"] = (
-        "own"  # global: heads of later branches read the first branch's embedding
+        "own"  # global: later branches' heads read the first branch's embedding
     )
     local_views: Literal["two", "one"] = "two"  # one: pairs of later branches compare the first view with itself
     trunk_batch_norm: Literal["eval", "train"] = "eval"  # train: batch norm statistics of the frozen trunk change
@@ -185,7 +183,7 @@ class EstimateConfig(Section):
     anchor_share: float = Field(0.6, gt=0, lt=1)  # dtc: fraction of the held-back classes whose labels are used
     small_cluster: float = Field(
         0.01, ge=0, lt=1
-    )  # tau of dtc: clusters up to this fraction of the largest are ignored
+    )  # tau of dtc: smaller clusters, relative to the largest, do not count
     silhouette_images: int = Field(2000, ge=3)
     starts: int = Field(5, ge=1)  # starts of each k-means
 
@@ -202,9 +200,7 @@ class OptimConfig(Section):
     decay: float = Field(0.1, gt=0)  # factor of the learning rate at each milestone
     labelled_batch: int = Field(128, ge=0)  # 0: an epoch is one pass over the unlabelled images
     unlabelled_batch: int = Field(64, ge=2)
-    batch_by_size: bool = (
-        False  # True: both batch sizes keep their sum, in the proportion of labelled to unlabelled images
-    )
+    batch_by_size: bool = False  # True: split the sum of both batch sizes in the proportion of the data
     mixed_precision: bool = True  # on CUDA
     compile: bool = False  # torch.compile for the branches: slow to start, then faster
     onnx_trunk: bool = False  # on a CPU, run the frozen trunk in ONNX Runtime; takes some seconds to prepare
@@ -214,10 +210,7 @@ class OptimConfig(Section):
 class ReportConfig(Section):
     """Plots and logs beside the report; without effect on training."""
 
-    tsne_epochs: tuple[Annotated[int, Field(ge=-1)], ...] = (
-        0,
-        -1,
-    )  # epochs at which embeddings are drawn; 0: start, -1: end
+    tsne_epochs: tuple[Annotated[int, Field(ge=-1)], ...] = (0, -1)  # epochs of embedding plots; 0: start, -1: end
     tensorboard: bool = False
 
 

@@ -38,9 +38,8 @@ class Manifest:
     known_test: tuple[tuple[Path, int], ...] = ()
     novel_test: tuple[tuple[Path, int], ...] = ()
     published: bool = False  # a published split: every readable image stays in it
-    open_world: bool = (
-        False  # unlabelled images show known classes too; these come first in the numbers of `truth` and `novel_test`
-    )
+    # True: unlabelled images show known classes too, which come first in the numbers of `truth` and `novel_test`.
+    open_world: bool = False
     notes: tuple[str, ...] = ()  # remarks for the user before training
 
     @property

@@ -107,7 +107,7 @@ def scan(
     if all(by_group[1]):
         raise DataError(
             f"none of the {len(manifest.unlabelled)} unlabelled images can be used",
-            hint=f"for example {manifest.unlabelled[0]}: {by_group[1][0]}",
+            hint=f"replace the images; for example, {manifest.unlabelled[0]}: {by_group[1][0]}",
         )
     return _without(manifest, by_group), findings
 

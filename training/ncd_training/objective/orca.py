@@ -27,9 +27,7 @@ _EPSILON = 1e-7
 class OrcaSettings(Section):
     """Settings of the method orca."""
 
-    margin: float = Field(
-        0.5, ge=0
-    )  # largest margin; it shrinks as predictions of unlabelled images become more confident
+    margin: float = Field(0.5, ge=0)  # upper limit; less as predictions of unlabelled images become more confident
 
 
 class Orca(Method):
