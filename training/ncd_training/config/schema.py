@@ -137,9 +137,7 @@ class SelfLabelConfig(Section):
 class CompatConfig(Section):
     """Departures of the released code from the paper, for study."""
 
-    local_head_input: Literal["own", "global"] = (
-        "own"  # global: later branches' heads read the first branch's embedding
-    )
+    local_head_input: Literal["own", "global"] = "own"  # global: later branches' heads read the first one's embedding
     local_views: Literal["two", "one"] = "two"  # one: pairs of later branches compare the first view with itself
     trunk_batch_norm: Literal["eval", "train"] = "eval"  # train: batch norm statistics of the frozen trunk change
 
@@ -181,9 +179,7 @@ class EstimateConfig(Section):
     most: int | None = Field(None, ge=2)  # largest number to try; None: 100, at most half the unlabelled images
     probe_share: float = Field(0.25, gt=0, lt=1)  # dtc: fraction of the known classes that is held back from training
     anchor_share: float = Field(0.6, gt=0, lt=1)  # dtc: fraction of the held-back classes whose labels are used
-    small_cluster: float = Field(
-        0.01, ge=0, lt=1
-    )  # tau of dtc: smaller clusters, relative to the largest, do not count
+    small_cluster: float = Field(0.01, ge=0, lt=1)  # tau of dtc: smaller clusters (relative to the largest) are ignored
     silhouette_images: int = Field(2000, ge=3)
     starts: int = Field(5, ge=1)  # starts of each k-means
 
