@@ -192,7 +192,7 @@ def leave() -> None:
 
 
 def _exchange(operation: Callable[..., object], *arguments: Any, **more: Any) -> None:
-    """Run a collective operation. If it fails, another rank has failed and printed why: wait for torchrun's signal."""
+    """Run a collective operation. If it fails, another rank has failed and printed why: wait for torchrun to end us."""
     try:
         operation(*arguments, **more)
     except RuntimeError as error:

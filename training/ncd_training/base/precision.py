@@ -76,7 +76,7 @@ class Precision:
         return bool(updates)
 
     def check_finite(self, terms: Mapping[str, float], *, epoch: int) -> None:
-        """Raise UsageError when training has diverged; with scaled gradients, such a step is skipped and no error."""
+        """Raise UsageError when training has diverged, unless gradients are scaled: then such a step is skipped."""
         lost = [f"{name} is {value}" for name, value in terms.items() if not math.isfinite(value)]
         if lost and not self.scaler.is_enabled():
             raise UsageError(

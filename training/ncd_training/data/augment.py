@@ -30,13 +30,13 @@ def smallest_part(name: str) -> float:
 
 
 def _crop(resolution: int) -> list[v2.Transform]:
-    """Augment photographs, as in the paper: a random crop of at least half the image, possibly mirrored."""
+    """Return transforms for photographs, as in the paper: random crop of at least half the image, random mirroring."""
     scale = (_SMALLEST_PART["crop"], 1.0)
     return [v2.RandomResizedCrop(resolution, scale=scale), v2.RandomHorizontalFlip(), v2.PILToTensor()]
 
 
 def _moco(resolution: int) -> list[v2.Transform]:
-    """Augment as MoCo v2: small crops, strong colour changes, blur. The network learns what two views still share."""
+    """Return transforms of MoCo v2: small crops, strong colour changes, blur, so that views share only content."""
     kernel = max(3, resolution // 10 | 1)  # odd, a tenth of the side
     return [
         v2.RandomResizedCrop(resolution, scale=(_SMALLEST_PART["moco"], 1.0)),
@@ -49,7 +49,7 @@ def _moco(resolution: int) -> list[v2.Transform]:
 
 
 def _shift(padding_mode: str) -> Callable[[int], list[v2.Transform]]:
-    """Augment small images that fill the frame: shift by up to an eighth of the side (4 of 32 px), possibly mirror."""
+    """Return transforms for small images: shift by up to an eighth of the side (4 of 32 px), random mirroring."""
 
     def steps(resolution: int) -> list[v2.Transform]:
         return [
@@ -63,7 +63,7 @@ def _shift(padding_mode: str) -> Callable[[int], list[v2.Transform]]:
 
 
 def _glyph(resolution: int) -> list[v2.Transform]:
-    """Augment characters, which keep their orientation and are never mirrored."""
+    """Return transforms for characters, which keep their orientation and are never mirrored."""
     return [
         v2.Resize((resolution, resolution)),
         v2.RandomAffine(6, (0.05, 0.05), (0.9, 1.1), 5, interpolation=v2.InterpolationMode.BILINEAR),

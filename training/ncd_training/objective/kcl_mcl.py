@@ -156,7 +156,7 @@ def train_similarity(network: SimilarityNetwork, model: DualBranchModel, materia
 
 
 def pairwise_kl(clusters: Tensor, alike: Tensor, *, margin: float) -> Tensor:
-    """Return KCL's loss: both KL divergences of a pair shrink if it is alike, and grow up to a margin if not.
+    """Return KCL's loss: both KL divergences of a pair shrink if `alike`, and grow up to a margin if not.
 
     `clusters` [B, C] are probabilities; in KL(p_i || p_j) the gradient flows into p_j alone. Mean over all pairs.
     """

@@ -51,7 +51,7 @@ class Orca(Method):
         return cls(OrcaSettings.model_validate(config.method.own))
 
     def before_epoch(self, model: DualBranchModel, epoch: int, material: Material) -> None:
-        """Set the margin: the less confident predictions of unlabelled images are, the slower known classes learn."""
+        """Set the margin: the less confident predictions of unlabelled images, the slower known classes are learned."""
         branch = model.branches[0]
         (confidence,) = mean_over_views(
             model,

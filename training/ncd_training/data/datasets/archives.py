@@ -85,7 +85,7 @@ def by_class(pairs: Iterable[tuple[Path, int]], split: Split, path: Path) -> ByC
 
 
 def by_folder(root: Path, names: Sequence[str], *, track: Track) -> ByClass:
-    """Return images by class from class folders, whose names may differ in case and punctuation; no absent classes."""
+    """Group images by class folder; names may differ in case and punctuation, absent classes are omitted."""
     folders = {plain(entry.name): entry for entry in root.iterdir() if entry.is_dir()} if root.is_dir() else {}
     present = [name for name in names if plain(name) in folders]
     return {name: images_in(folders[plain(name)]) for name in track(present, f"listing {root.name}", len(present))}
