@@ -46,7 +46,11 @@ def test_the_codes_are_the_documented_ones() -> None:
         (("train", "--dataset", "glyphs", "--set", "optim.epoch=3"), 2, ("optim.epoch", "did you mean 'epochs'?")),
         (("train", "--dataset", "glyphs", "--recipe", "glyhps"), 2, ("did you mean 'glyphs'?",)),
         (("train", "--labelled", "here", "--unlabelled", "there"), 3, ("no such folder", "hint: check the path")),
-        (("train", "--labelled", "here", "--recipe", "cub200"), 2, ("own folders come in pairs",)),
+        (
+            ("train", "--labelled", "here", "--recipe", "cub200"),
+            2,
+            ("--labelled and --unlabelled must be given together",),
+        ),
         (("train", "--dataset", "cub200", "--manifest", "x.csv"), 2, ("cannot be mixed",)),
         (("train", "--manifest", "x.csv"), 3, ("cannot read", "x.csv")),
         (("train", "--dataset", "cifar10"), 3, ("cifar-10-batches-py/data_batch_1", "cifar-10-python.tar.gz")),

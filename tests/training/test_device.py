@@ -207,8 +207,8 @@ def test_pretraining_reads_the_figures_of_a_step_at_once(
     monkeypatch.setattr("ncd_training.run.pretrain.compute_device", lambda: META)
     config = configured(**{"pretrain.method": method, "pretrain.queue": 6})
     state = pretrain.build_state(config, build_trunk("small_resnet", resolution=32))
-    plan = BatchPlan(8, 1, 4, 0, seed=0, views=state.lesson.views)
-    loader = [[pictures(images=4)] * state.lesson.views for _ in plan]
+    plan = BatchPlan(8, 1, 4, 0, seed=0, views=state.task.views)
+    loader = [[pictures(images=4)] * state.task.views for _ in plan]
     with OneDevice() as mode:
         pretrain.train_epoch(state, loader, plan, config.pretrain)
     assert mode.awaited == []

@@ -1,4 +1,4 @@
-"""What ways of learning without labels have in common: the network they teach, and what a batch taught it."""
+"""Pretext tasks for learning without labels: rotations (RotNet) and momentum contrast (MoCo v2)."""
 
 from __future__ import annotations
 
@@ -16,15 +16,15 @@ if TYPE_CHECKING:
     from ncd_training.model.branches import Trunk
 
 
-class Lesson(NamedTuple):
-    """What a batch taught: the loss to descend, and the share of right answers."""
+class PretextLoss(NamedTuple):
+    """Loss of a batch in a pretext task, and the share of right answers."""
 
     loss: Tensor
     accuracy: Tensor
 
 
 class TrunkAndTail(nn.Module):
-    """A network in one piece, all of it learning."""
+    """Backbone in one piece, all of which is trained."""
 
     def __init__(self, trunk: Trunk, tail: nn.Module) -> None:
         super().__init__()
@@ -32,17 +32,17 @@ class TrunkAndTail(nn.Module):
         self.trunk.stages.requires_grad_(True)
 
     def train(self, mode: bool = True) -> TrunkAndTail:
-        """Unlike in discovery, the trunk's batch norm learns as well."""
+        """Set the mode, also of the trunk: unlike in discovery, its batch norm is trained."""
         super().train(mode)
         self.trunk.stages.train(mode)
         return self
 
     def freeze(self) -> None:
-        """Hand the trunk back as discovery needs it."""
+        """Freeze the trunk for discovery."""
         self.trunk.stages.requires_grad_(False).eval()
 
     def forward(self, images: Tensor) -> Tensor:
-        """uint8 images [B, 3, H, W] to embeddings [B, d]."""
+        """Return embeddings [B, d] of uint8 images [B, 3, H, W]."""
         maps = self.trunk(images.contiguous(memory_format=torch.channels_last))
         embedding: Tensor = self.tail(maps).embedding
         return embedding
@@ -52,7 +52,7 @@ TURNS = 4
 
 
 class Rotations(nn.Module):
-    """All four turns of every image in one batch, and a linear head that names the turn."""
+    """Pretext task of RotNet: a linear head tells by which quarter turn an image was rotated. A batch has all four."""
 
     views = 1
 
@@ -60,24 +60,24 @@ class Rotations(nn.Module):
         super().__init__()
         self.network, self.head = network, nn.Linear(dim, TURNS)
 
-    def forward(self, images: Tensor) -> Lesson:
-        """One view of each image, uint8 [B, 3, S, S]."""
+    def forward(self, images: Tensor) -> PretextLoss:
+        """Return the loss of one view of each image, uint8 [B, 3, S, S]."""
         turned, turns = with_all_turns(images)
         logits = self.head(self.network(turned)).float()
-        return Lesson(F.cross_entropy(logits, turns), (logits.argmax(dim=1) == turns).float().mean())
+        return PretextLoss(F.cross_entropy(logits, turns), (logits.argmax(dim=1) == turns).float().mean())
 
 
 def with_all_turns(images: Tensor) -> tuple[Tensor, Tensor]:
-    """Images [B, 3, S, S] to [4B, 3, S, S], turn after turn, and the turn [4B] of each."""
+    """Return images [B, 3, S, S] in all four rotations [4B, 3, S, S], one turn after another, and their turns [4B]."""
     turned = torch.cat([torch.rot90(images, turn, (2, 3)) for turn in range(TURNS)])
     return turned, torch.arange(TURNS, device=images.device).repeat_interleave(len(images))
 
 
 class MomentumContrast(nn.Module):
-    """A network that learns, a key network that follows it slowly, and a queue of the latest keys.
+    """Pretext task of MoCo: a network, a key network that is its running mean, and a queue of the latest keys.
 
-    MoCo shuffles images between GPUs, so that a view and its key are normalised beside different images and batch norm
-    cannot give the answer away. This runs in one process, where there is nothing to shuffle between.
+    MoCo shuffles images between GPUs, so that a view and its key are normalised with different images and batch norm
+    does not reveal the answer. Pretraining runs in one process, so images are not shuffled.
     """
 
     views = 2
@@ -92,32 +92,32 @@ class MomentumContrast(nn.Module):
         self.queue = FifoQueue(settings.queue, settings.key_size)
         self._momentum, self._temperature = settings.key_momentum, settings.temperature
 
-    def forward(self, first: Tensor, second: Tensor) -> Lesson:
-        """Two views of each image, uint8 [B, 3, S, S] each. The second one's keys join the queue."""
+    def forward(self, first: Tensor, second: Tensor) -> PretextLoss:
+        """Return the loss of two views of each image, uint8 [B, 3, S, S]. Keys of the second view join the queue."""
         queries = F.normalize(self.head(self.network(first)).float())
         with torch.no_grad():
             follow(self.key_network, self.network, momentum=self._momentum)
             follow(self.key_head, self.head, momentum=self._momentum)
             keys = F.normalize(self.key_head(self.key_network(second)).float())
-        # A copy: the queue moves on before the gradient is computed.
-        lesson = contrast(queries, keys, self.queue.filled.clone(), temperature=self._temperature)
+        # A copy: the queue changes before the gradient is computed.
+        result = contrast(queries, keys, self.queue.filled.clone(), temperature=self._temperature)
         self.queue.push(keys)
-        return lesson
+        return result
 
 
-def contrast(queries: Tensor, keys: Tensor, others: Tensor, *, temperature: float) -> Lesson:
-    """InfoNCE: queries [B, d] against their own keys [B, d] and other images' keys [Q, d], all of length 1.
+def contrast(queries: Tensor, keys: Tensor, others: Tensor, *, temperature: float) -> PretextLoss:
+    """Return InfoNCE of queries [B, d] with their own keys [B, d] and other images' keys [Q, d], all of length 1.
 
     The accuracy is the share of queries that are nearer to their own key than to any other.
     """
     own = (queries * keys).sum(dim=1, keepdim=True)
     logits = torch.cat([own, queries @ others.T], dim=1) / temperature
     first = torch.zeros(len(queries), dtype=torch.long, device=queries.device)
-    return Lesson(F.cross_entropy(logits, first), (logits.argmax(dim=1) == first).float().mean())
+    return PretextLoss(F.cross_entropy(logits, first), (logits.argmax(dim=1) == first).float().mean())
 
 
 @torch.no_grad()
 def follow(follower: nn.Module, leader: nn.Module, *, momentum: float) -> None:
-    """Each weight of the follower becomes momentum * itself + (1 - momentum) * the leader's."""
+    """Set each weight of the follower to momentum * itself + (1 - momentum) * the leader's weight."""
     for slow, fast in zip(follower.parameters(), leader.parameters(), strict=True):
         slow.mul_(momentum).add_(fast, alpha=1.0 - momentum)

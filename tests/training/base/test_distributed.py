@@ -203,7 +203,7 @@ def test_a_batch_is_dealt_out_evenly_or_refused(glyphs: Path, tiny_settings: lis
 def test_more_processes_than_gpus_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
     monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
-    with pytest.raises(UsageError, match="4 processes, but 2 GPUs"):
+    with pytest.raises(UsageError, match="torchrun started 4 processes, but this machine has 2 GPUs"):
         ranks.join(Launch(1, size=8, local_rank=1, local_size=4))
 
 

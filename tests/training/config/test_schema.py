@@ -36,7 +36,7 @@ def test_every_recipe_reads_back_what_it_resolves_to(recipe: str, tmp_path: Path
         ({"optim.labelled_batch": 0}, "optim.labelled_batch must be at least 1", "config show"),
         (
             dict.fromkeys(("loss.pairwise", "loss.cross_entropy", "loss.consistency"), False),
-            "all but distillation",
+            "all except distillation",
             "config show",
         ),
         ({"method.variant": "pi"}, "unknown config key 'method.variant'", "known:"),

@@ -95,7 +95,7 @@ def test_what_is_missing_is_said(data: dict[str, str], kind: type[Exception], hi
 
 @pytest.mark.parametrize("name", sorted(set(DATASETS) - {"glyphs"}))
 def test_a_missing_archive_is_named(name: str, tmp_path: Path) -> None:
-    with pytest.raises(DataError, match=f"dataset '{name}' is not at {tmp_path}: it has no ") as caught:
+    with pytest.raises(DataError, match=f"dataset '{name}' is not at {tmp_path}: there is no ") as caught:
         load_manifest(DataConfig(dataset=name, root=tmp_path))
     assert DATASETS[name].archive in (caught.value.hint or "")
 

@@ -9,7 +9,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 from ncd_training.objective.clustering import (
-    _EXACT_COLUMNS,
+    _MAX_EXACT_COLUMNS,
     balanced_assignment,
     class_whitening,
     consensus_assignment,
@@ -65,8 +65,8 @@ def test_the_consensus_finds_what_is_there() -> None:
 def test_the_shortcut_for_many_clusters_agrees_with_the_exact_way(monkeypatch: pytest.MonkeyPatch) -> None:
     directions, truth = blobs(per_class=8, classes=40, dim=24)
     shares = []
-    for columns in (_EXACT_COLUMNS, 0):
-        monkeypatch.setattr("ncd_training.objective.clustering._EXACT_COLUMNS", columns)
+    for columns in (_MAX_EXACT_COLUMNS, 0):
+        monkeypatch.setattr("ncd_training.objective.clustering._MAX_EXACT_COLUMNS", columns)
         shares.append(consensus_assignment([directions], 40, temperature=0.1, starts=8, seed=0))
     ids = [found.argmax(dim=1).numpy() for found in shares]
     assert cluster_accuracy(*ids) >= 0.98
@@ -90,7 +90,7 @@ def peak_megabytes() -> float:
     ("clusters", "starts", "megabytes"), [(300, 14, 150), pytest.param(1000, 5, 350, marks=pytest.mark.slow)]
 )
 def test_the_consensus_of_many_clusters_fits_into_memory(clusters: int, starts: int, megabytes: int) -> None:
-    assert clusters * starts > _EXACT_COLUMNS
+    assert clusters * starts > _MAX_EXACT_COLUMNS
     with ProcessPoolExecutor(1, mp_context=get_context("spawn")) as process:
         accuracy, grown = process.submit(consensus_of_many, clusters, starts).result()
     assert accuracy >= 0.98 and grown < megabytes

@@ -18,15 +18,15 @@ def unit(rows: int, dim: int = 5) -> Tensor:
 
 def test_contrast_by_hand() -> None:
     """One query along x. Own key: cosine 0.6; the others: 1 and 0; temperature 0.5."""
-    lesson = contrast(
+    result = contrast(
         torch.tensor([[1.0, 0.0]]),
         torch.tensor([[0.6, 0.8]]),
         torch.tensor([[1.0, 0.0], [0.0, 1.0]]),
         temperature=0.5,
     )
     expected = -math.log(math.exp(1.2) / (math.exp(1.2) + math.exp(2.0) + math.exp(0.0)))
-    assert float(lesson.loss) == pytest.approx(expected)
-    assert float(lesson.accuracy) == 0.0
+    assert float(result.loss) == pytest.approx(expected)
+    assert float(result.accuracy) == 0.0
 
 
 def test_contrast_is_the_slow_form() -> None:
@@ -38,9 +38,9 @@ def test_contrast_is_the_slow_form() -> None:
         rest = [math.exp(float(query @ other) / 0.2) for other in others]
         losses.append(-math.log(own / (own + sum(rest))))
         right.append(own > max(rest))
-    lesson = contrast(queries, keys, others, temperature=0.2)
-    assert float(lesson.loss) == pytest.approx(sum(losses) / 4, rel=1e-5)
-    assert float(lesson.accuracy) == sum(right) / 4
+    result = contrast(queries, keys, others, temperature=0.2)
+    assert float(result.loss) == pytest.approx(sum(losses) / 4, rel=1e-5)
+    assert float(result.accuracy) == sum(right) / 4
 
 
 def test_following_is_an_exact_moving_average() -> None:
@@ -80,8 +80,8 @@ def test_only_the_query_learns_and_the_key_follows() -> None:
 def test_keys_of_the_second_view_join_the_queue() -> None:
     moco = small().train()
     first, second = views()
-    lesson = moco(first, second)
-    assert (lesson.loss.item(), lesson.accuracy.item()) == (0.0, 1.0)  # nothing to compare with yet
+    result = moco(first, second)
+    assert (result.loss.item(), result.accuracy.item()) == (0.0, 1.0)  # nothing to compare with yet
     twin = small().train()
     keys = normalize(twin.key_head(twin.key_network(second)))
     torch.testing.assert_close(moco.queue.filled, keys)
@@ -98,11 +98,11 @@ def test_the_network_learns_to_find_an_image_among_others() -> None:
         patches = torch.randint(0, 256, (8, 3, 4, 4), generator=generator)
         images = patches.repeat_interleave(8, dim=2).repeat_interleave(8, dim=3)
         noise = torch.randint(-80, 81, (2, *images.shape), generator=generator)
-        lesson = moco(*(images + noise).clamp(0, 255).byte())
+        result = moco(*(images + noise).clamp(0, 255).byte())
         optimizer.zero_grad()
-        lesson.loss.backward()
+        result.loss.backward()
         optimizer.step()
-        losses.append(lesson.loss.item())
+        losses.append(result.loss.item())
     # The queue is full from the eighth step on; a guess among 65 keys costs log 65, and so does the untrained network.
     assert sum(losses[-10:]) / 10 < 0.8 * math.log(65)
     assert sum(losses[-10:]) < 0.9 * sum(losses[10:20])

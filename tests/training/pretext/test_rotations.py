@@ -24,10 +24,10 @@ def test_every_image_is_turned_four_times() -> None:
 
 def test_the_loss_is_cross_entropy_of_the_turn() -> None:
     parts = build_trunk("small_resnet", resolution=32)
-    lesson = Rotations(TrunkAndTail(Trunk(parts), parts.tail), parts.dim).eval()
-    torch.nn.init.zeros_(lesson.head.weight)
-    lesson.head.bias.data = torch.tensor([math.log(2.0), 0.0, 0.0, 0.0])  # answers turn 0 with 2/5, others with 1/5
-    result = lesson(torch.zeros(3, 3, 32, 32, dtype=torch.uint8))
+    task = Rotations(TrunkAndTail(Trunk(parts), parts.tail), parts.dim).eval()
+    torch.nn.init.zeros_(task.head.weight)
+    task.head.bias.data = torch.tensor([math.log(2.0), 0.0, 0.0, 0.0])  # answers turn 0 with 2/5, others with 1/5
+    result = task(torch.zeros(3, 3, 32, 32, dtype=torch.uint8))
     assert result.loss.item() == pytest.approx(-(math.log(0.4) + 3 * math.log(0.2)) / 4)
     assert result.accuracy.item() == 0.25
 

@@ -74,7 +74,7 @@ def test_two_and_two_epochs_are_four(
         assert [key for key in a if not torch.equal(a[key], b[key])] == []
     assert parts.read_metrics() == whole.read_metrics()
     losses = [row["loss"] for row in whole.read_metrics()]
-    assert losses[-1] < 0.9 * losses[0] or method == "moco"  # MoCo's queue fills first: the lesson becomes harder
+    assert losses[-1] < 0.9 * losses[0] or method == "moco"  # MoCo's queue fills first: the task becomes harder
 
 
 def test_a_run_holds_everything(rotnet_run: RunDir) -> None:

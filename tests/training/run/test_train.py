@@ -240,7 +240,7 @@ def test_a_run_that_diverges_ends_before_its_state_is_kept(
     config = make_config(glyphs, tiny_settings, **{f"{stage}.learning_rate": 1e12})
     with pytest.raises(UsageError, match=r"diverged in epoch 1: .* is nan") as caught:
         train(config, tmp_path / "run")
-    assert caught.value.hint == "start anew with a lower learning rate"
+    assert caught.value.hint == "start a new run with a lower learning rate"
     kept = weights(RunDir(tmp_path / "run")) if stage == "optim" else {}
     assert all(tensor.isfinite().all() for tensor in kept.values())
 

@@ -1,4 +1,4 @@
-"""The whole state of a run in one safetensors file: weights, memories, momentum, epoch. No pickle, no import paths."""
+"""Checkpoints: the state of a run (weights, memories, momentum, epoch) in one safetensors file, without pickle."""
 
 from __future__ import annotations
 
@@ -16,11 +16,11 @@ from ncd_serve.errors import DataError
 from ncd_serve.files import atomic_path
 from ncd_training.base.precision import Precision
 
-_SHOWN = 300  # letters of an error
+_ERROR_CHARACTERS = 300
 
 
 class State(Protocol):
-    """What can be saved and restored: a training state, or a pretraining one."""
+    """State that a checkpoint holds: of training, pretraining or a stage."""
 
     optimizer: torch.optim.Optimizer
     precision: Precision
@@ -31,7 +31,7 @@ class State(Protocol):
 
 
 def save_checkpoint(state: State, path: Path) -> None:
-    """Write the state; a reader sees the previous file or this one."""
+    """Write the state atomically: a reader sees the previous file or the new one."""
     tensors: dict[str, Tensor] = {}
     for prefix, module in state.modules.items():
         tensors |= {f"{prefix}.{name}": tensor.contiguous() for name, tensor in module.state_dict().items()}
@@ -43,7 +43,7 @@ def save_checkpoint(state: State, path: Path) -> None:
 
 
 def load_checkpoint(state: State, path: Path) -> None:
-    """Restore a state that was built from the same configuration."""
+    """Load a checkpoint into a state that was built from the same configuration."""
     tensors, state.epoch = _read(path)
     groups: dict[str, dict[str, Tensor]] = defaultdict(dict)
     for key, tensor in tensors.items():
@@ -53,9 +53,9 @@ def load_checkpoint(state: State, path: Path) -> None:
         for prefix, module in state.modules.items():
             module.load_state_dict(groups[prefix])
     except RuntimeError as error:
-        reason = shorten(str(error), _SHOWN, placeholder=" ...")  # it names every tensor
+        reason = shorten(str(error), _ERROR_CHARACTERS, placeholder=" ...")  # torch names every tensor
         raise DataError(
-            f"{path} does not fit the run's configuration: {reason}", hint="was config.toml edited?"
+            f"{path} does not fit the run's configuration: {reason}", hint="undo edits of config.toml, or train again"
         ) from None
     saved = state.optimizer.state_dict()
     saved["state"] = defaultdict(dict)
@@ -76,4 +76,4 @@ def _read(path: Path) -> tuple[dict[str, Tensor], int]:
     except (SafetensorError, OSError) as error:
         raise DataError(f"{path} is damaged: {error}", hint="train again, or restore the file from a copy") from None
     except (KeyError, TypeError, ValueError):
-        raise DataError(f"{path} is not a checkpoint of a run", hint="they are in RUN/checkpoints") from None
+        raise DataError(f"{path} is not a checkpoint of a run", hint="checkpoints are in RUN/checkpoints") from None

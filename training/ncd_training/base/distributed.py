@@ -1,7 +1,7 @@
 """Data-parallel training under `torchrun`.
 
-Every rank sends its share of a batch through the branches, then all of them exchange the outputs and compute the terms
-of the whole batch: pairs across ranks count, and the memories of all ranks hold the same vectors without being sent.
+Each rank runs its share of a batch through the branches. Then all ranks exchange the outputs and compute the loss terms
+of the whole batch: pairs across ranks count, and the memories stay equal on all ranks without being sent.
 """
 
 from __future__ import annotations
@@ -31,21 +31,21 @@ from ncd_training.base.parallel import in_threads
 T = TypeVar("T")
 R = TypeVar("R")
 Tensors = TypeVar("Tensors", bound="tuple[Tensor, ...]")  # a NamedTuple of tensors [B, ...]
-_STEP = timedelta(minutes=30)  # between the steps of two ranks; after that a machine is dead or cut off
-_PATIENCE = timedelta(days=30)  # while the first rank trains alone, looks at clusters or evaluates
-_UNTIL_ENDED = 30  # s, for torchrun to end the ranks that are left when one has failed
+_STEP_TIMEOUT = timedelta(minutes=30)  # of exchanges within a step: a slower machine is dead or disconnected
+_LEADER_TIMEOUT = timedelta(days=30)  # while the leader trains a stage, clusters or evaluates alone
+_SHUTDOWN_SECONDS = 30  # for torchrun to end the remaining ranks after one has failed
 
 
 @dataclass(frozen=True)
 class Ranks:
-    """The processes that train together, and which of them this is."""
+    """Processes that train together, and the rank of this one."""
 
     rank: int = 0
     size: int = 1
-    local_rank: int = 0  # among those of the same machine
+    local_rank: int = 0  # among the processes of this machine
     local_size: int = 1
     machine: int = 0
-    patient: Any = None  # a group of them all that waits for as long as it takes
+    slow_group: Any = None  # group of all ranks, with the timeout of the leader
 
     @property
     def is_leader(self) -> bool:
@@ -53,37 +53,37 @@ class Ranks:
         return self.rank == 0
 
     def share(self, items: list[T]) -> list[T]:
-        """This rank's part, e.g. of a batch."""
+        """Return this rank's part of the items, e.g. of a batch."""
         return items[self.rank :: self.size]
 
     def map(self, function: Callable[[T], R], items: list[T], *, track: Track, what: str) -> list[R]:
-        """Apply a function to each item, in order; each rank does its share for all."""
-        mine = self.share(items)
-        return self.all_shares(list(track(in_threads(function, mine), what, len(mine))))
+        """Apply a function to each item and return all results in order; each rank computes its share."""
+        own = self.share(items)
+        return self.all_shares(list(track(in_threads(function, own), what, len(own))))
 
     def all_shares(self, own: list[T]) -> list[T]:
-        """What all ranks made of their shares, in the order of the whole."""
-        parts = self._everyones(own)
+        """Return the shares of all ranks as one list, in the order of the undivided items."""
+        parts = self._gather_objects(own)
         whole: list[Any] = [None] * sum(map(len, parts))
         for rank, part in enumerate(parts):
             whole[rank :: self.size] = part
         return whole
 
     def gather(self, outputs: list[Tensors]) -> list[Tensors]:
-        """The outputs of the whole batch, in its order. Gradient flows into this rank's images."""
+        """Return the outputs of the whole batch, in its order. Gradient flows into this rank's images."""
         if self.size == 1:
             return outputs
         return [type(output)(*map(self._gather, output)) for output in outputs]
 
     def _gather(self, own: Tensor) -> Tensor:
         own = own.contiguous()
-        everyone = [torch.empty_like(own) for _ in range(self.size)]
-        _exchange(dist.all_gather, everyone, own.detach())
-        everyone[self.rank] = own
-        return torch.stack(everyone, dim=1).flatten(0, 1)
+        parts = [torch.empty_like(own) for _ in range(self.size)]
+        _exchange(dist.all_gather, parts, own.detach())
+        parts[self.rank] = own
+        return torch.stack(parts, dim=1).flatten(0, 1)
 
     def add_gradients(self, parameters: Iterable[nn.Parameter]) -> None:
-        """Sum what each rank's images have contributed: together, the gradient of the whole batch."""
+        """Sum the gradients of all ranks; the sum is the gradient of the whole batch."""
         if self.size == 1:
             return
         gradients = [parameter.grad for parameter in parameters if parameter.grad is not None]
@@ -93,23 +93,23 @@ class Ranks:
             gradient.copy_(total.view_as(gradient))
 
     def wait(self) -> None:
-        """Until all ranks have come here, for as long as it takes."""
-        self._everyones(None)
+        """Wait until all ranks have arrived here, however long that takes."""
+        self._gather_objects(None)
 
     def leaders(self, answer: T) -> T:
-        """The first rank's answer to a question about files, which others may see a little later."""
-        return self._everyones(answer)[0]
+        """Return the leader's answer to a question about files: other machines may see a new file a little later."""
+        return self._gather_objects(answer)[0]
 
     def agree(self, facts: str) -> None:
-        """Raise UsageError unless all ranks are about to do the same."""
-        if len(set(self._everyones(sha256(facts.encode()).digest()))) > 1:
+        """Raise UsageError unless `facts` are equal on all ranks."""
+        if len(set(self._gather_objects(sha256(facts.encode()).digest()))) > 1:
             raise UsageError(
                 "the processes have different settings or see different images",
                 hint="start the same command on every machine, on data in a shared folder",
             )
 
     def follow_leader(self, *modules: nn.Module) -> None:
-        """Wait for the first rank, then hold the same weights and memories as it does, to the last bit."""
+        """Wait for the leader, then copy its weights and memories to this rank, bit for bit."""
         self.wait()
         for module in modules if self.size > 1 else ():
             state = module.state_dict()
@@ -117,36 +117,36 @@ class Ranks:
                 leaders = tensor.contiguous()
                 _exchange(dist.broadcast, leaders, 0)
                 tensor.copy_(leaders)
-            module.load_state_dict(state)  # numbers that are kept on the host follow the tensors
+            module.load_state_dict(state)  # also sets the numbers that are kept on the host
 
     def own_folder(self, folder: Path) -> Path:
-        """A folder that no other machine writes to, even where they share disks."""
+        """Return a folder that no other machine writes to, even on a shared disk."""
         return folder / f"machine-{self.machine}" if self.machine else folder
 
     def local_part(self, items: Sequence[T]) -> tuple[int, Sequence[T]]:
-        """What this rank does of a machine's work, which is one piece, and where it starts."""
+        """Return the start and the items of this rank's part of its machine's work; a part is contiguous."""
         start, end = (len(items) * rank // self.local_size for rank in (self.local_rank, self.local_rank + 1))
         return start, items[start:end]
 
     @contextmanager
     def one_file(self, target: Path) -> Iterator[Path | None]:
-        """A file for the ranks of this machine to write together, None if there is one: whole or absent at any time."""
+        """Yield a file for this machine's ranks to write together, or None if it exists; it appears only when whole."""
         new = self.local_rank == 0 and not target.exists()
         with atomic_path(target) if new else nullcontext() as unfinished:
-            yield self._everyones(unfinished)[self.rank - self.local_rank]
+            yield self._gather_objects(unfinished)[self.rank - self.local_rank]
             self.wait()
         self.wait()
 
-    def _everyones(self, value: T) -> list[T]:
+    def _gather_objects(self, value: T) -> list[T]:
         if self.size == 1:
             return [value]
         values: list[Any] = [None] * self.size
-        _exchange(dist.all_gather_object, values, value, group=self.patient)
+        _exchange(dist.all_gather_object, values, value, group=self.slow_group)
         return values
 
 
 def join(launch: Launch) -> Ranks:
-    """Connect the processes that torchrun started; one process is alone."""
+    """Connect the processes that torchrun started; without torchrun, return a single rank."""
     return _join(launch) if launch.size > 1 else Ranks()
 
 
@@ -156,12 +156,17 @@ def _join(launch: Launch) -> Ranks:
     cuda = torch.cuda.is_available()
     if cuda:
         if local_size > (gpus := torch.cuda.device_count()):
-            raise UsageError(f"{local_size} processes, but {gpus} GPUs", hint=f"torchrun --nproc-per-node {gpus} ...")
+            raise UsageError(
+                f"torchrun started {local_size} processes, but this machine has {gpus} GPUs",
+                hint=f"start one process per GPU: torchrun --nproc-per-node {gpus} ...",
+            )
         torch.cuda.set_device(local_rank)
-    store, rank, size = next(rendezvous("env://", timeout=_STEP))
+    store, rank, size = next(rendezvous("env://", timeout=_STEP_TIMEOUT))
     fresh = dist.PrefixStore(_start_prefix(store, rank, size), store)  # type: ignore[attr-defined]  # not in torch's types
-    dist.init_process_group("nccl" if cuda else "gloo", store=fresh, rank=rank, world_size=size, timeout=_STEP)
-    return Ranks(rank, size, local_rank, local_size, launch.machine, dist.new_group(backend="gloo", timeout=_PATIENCE))
+    dist.init_process_group("nccl" if cuda else "gloo", store=fresh, rank=rank, world_size=size, timeout=_STEP_TIMEOUT)
+    return Ranks(
+        rank, size, local_rank, local_size, launch.machine, dist.new_group(backend="gloo", timeout=_LEADER_TIMEOUT)
+    )
 
 
 def _start_prefix(store: Any, rank: int, size: int) -> str:
@@ -180,29 +185,32 @@ def _start_prefix(store: Any, rank: int, size: int) -> str:
 
 
 def leave() -> None:
-    """The work is done. Ranks that fail just end: taking leave of one that is gone might never return."""
+    """Disconnect after the work is done. A rank that fails just exits: to disconnect from a dead rank might block."""
     if dist.is_initialized():
         dist.destroy_process_group()
         _join.cache_clear()
 
 
 def _exchange(operation: Callable[..., object], *arguments: Any, **more: Any) -> None:
-    """Something that all ranks do together. When one of them ends, it has said why, so the others are quiet."""
+    """Run a collective operation. If it fails, another rank has failed and printed why: wait for torchrun to end us."""
     try:
         operation(*arguments, **more)
     except RuntimeError as error:
-        time.sleep(_UNTIL_ENDED)
+        time.sleep(_SHUTDOWN_SECONDS)
         cause = str(error).partition("\n")[0]
-        raise NcdError(f"lost the other processes: {cause}", hint="the one that ended first says why") from None
+        raise NcdError(
+            f"lost the connection to the other processes: {cause}",
+            hint="see the error of the process that ended first",
+        ) from None
 
 
 class _NormOverRanks(nn.modules.batchnorm._BatchNorm):
-    """Batch norm in place of another one, with its weights and statistics."""
+    """Base class of batch norms over all ranks; takes weights and statistics of the batch norm that it replaces."""
 
     def __init__(self, norm: nn.BatchNorm2d) -> None:
         super().__init__(norm.num_features, norm.eps, norm.momentum)
         self.load_state_dict(norm.state_dict(), strict=False)
-        # timm's layers drop and activate by themselves; neither has weights.
+        # timm's batch norm layers include dropout and activation; neither has weights.
         self.after = nn.Sequential(*(getattr(norm, name) for name in ("drop", "act") if hasattr(norm, name)))
         self.train(norm.training)
 
@@ -211,7 +219,7 @@ class SyncBatchNorm(_NormOverRanks, nn.SyncBatchNorm):
     """Batch norm with the statistics of all ranks' images, on CUDA."""
 
     def forward(self, maps: Tensor) -> Tensor:
-        """Maps [B, c, h, w] of this rank, normalised over all ranks."""
+        """Normalise this rank's maps [B, c, h, w] with the statistics of all ranks."""
         return self.after(super().forward(maps))
 
 
@@ -219,7 +227,7 @@ class GlobalBatchNorm(_NormOverRanks, nn.BatchNorm2d):
     """Batch norm with the statistics of all ranks' images, on a CPU. Computes in float32, like torch's own."""
 
     def forward(self, maps: Tensor) -> Tensor:
-        """Maps [B, c, h, w] of this rank, normalised over all ranks."""
+        """Normalise this rank's maps [B, c, h, w] with the statistics of all ranks."""
         if not self.training:
             return self.after(super().forward(maps))
         over, values = (0, 2, 3), maps.float()
@@ -227,11 +235,11 @@ class GlobalBatchNorm(_NormOverRanks, nn.BatchNorm2d):
         mean = _sum_over_ranks(values.sum(over)) / size
         centred = values - mean.view(1, -1, 1, 1)
         variance = _sum_over_ranks(centred.square().sum(over)) / size
-        self._follow(mean.detach(), variance.detach() * size / (size - 1))
+        self._update_statistics(mean.detach(), variance.detach() * size / (size - 1))
         scale = self.weight * (variance + self.eps).rsqrt()
         return self.after((centred * scale.view(1, -1, 1, 1) + self.bias.view(1, -1, 1, 1)).to(maps.dtype))
 
-    def _follow(self, mean: Tensor, variance: Tensor) -> None:
+    def _update_statistics(self, mean: Tensor, variance: Tensor) -> None:
         assert self.running_mean is not None and self.running_var is not None and self.momentum is not None
         assert self.num_batches_tracked is not None
         self.running_mean.lerp_(mean, self.momentum)
@@ -240,7 +248,7 @@ class GlobalBatchNorm(_NormOverRanks, nn.BatchNorm2d):
 
 
 def with_global_batch_norm(module: nn.Module, device: torch.device) -> None:
-    """Replace every batch norm below `module`, which is to train on `device`; names and weights stay."""
+    """Replace every batch norm below `module` by one over all ranks, for `device`; names and weights stay."""
     for name, child in module.named_children():
         if isinstance(child, nn.BatchNorm2d):
             setattr(module, name, SyncBatchNorm(child) if device.type == "cuda" else GlobalBatchNorm(child))

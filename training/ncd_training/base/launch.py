@@ -1,4 +1,4 @@
-"""Start of this process: alone, or by torchrun as one of several that train together. Needs no torch."""
+"""Launch of this process: alone, or by torchrun as one of several training processes. Needs no torch."""
 
 from __future__ import annotations
 
@@ -9,18 +9,18 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True)
 class Launch:
-    """Rank and size as torchrun gives them in the environment. `ncd-serve train` alone reads them."""
+    """Rank and size that torchrun sets in the environment. Only `ncd-serve train` reads them."""
 
     rank: int = 0
     size: int = 1
-    local_rank: int = 0  # among those of the same machine
+    local_rank: int = 0  # among the processes of this machine
     local_size: int = 1
     machine: int = 0
-    job: str | None = None  # the same for all processes, and when torchrun starts them again
+    job: str | None = None  # id of the torchrun job: the same for all processes, and after a restart
 
     @classmethod
     def read(cls) -> Launch:
-        """Read the variables of torch's `env://`; where one of them is missing, this process is alone."""
+        """Read the variables of torch's `env://`. If one is missing, this process trains alone."""
         found = os.environ
         if not {"RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT"} <= found.keys():
             return cls()
@@ -31,7 +31,7 @@ class Launch:
             int(found.get("LOCAL_RANK", "0")),
             int(found.get("LOCAL_WORLD_SIZE", "1")),
             int(found.get("GROUP_RANK", found["RANK"])),
-            # `none` is torchrun's own word where it was given no id; then its process has to do.
+            # torchrun sets `none` if it was given no id; its process id identifies the job then.
             f"{platform.node()}, process {os.getppid()}" if job == "none" else job,
         )
 

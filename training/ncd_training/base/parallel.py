@@ -1,4 +1,4 @@
-"""Work on many files at once, in threads; needs no torch."""
+"""Threads for work on many files; needs no torch."""
 
 from __future__ import annotations
 
@@ -8,14 +8,14 @@ from typing import TypeVar
 
 T = TypeVar("T")
 R = TypeVar("R")
-_BLOCK = 1024  # millions of waiting jobs would take gigabytes, and Ctrl-C would wait for all of them
+_QUEUED_ITEMS = 1024  # millions of queued items would take gigabytes, and Ctrl-C would wait for all of them
 
 
 def in_threads(function: Callable[[T], R], items: Sequence[T]) -> Iterator[R]:
-    """`function` of each item, in order. Threads suffice: reading, decoding and encoding let others run."""
+    """Yield `function` of each item, in order. Threads suffice: reading, decoding and encoding release the GIL."""
     pool = ThreadPoolExecutor()
     try:
-        for start in range(0, len(items), _BLOCK):
-            yield from pool.map(function, items[start : start + _BLOCK])
+        for start in range(0, len(items), _QUEUED_ITEMS):
+            yield from pool.map(function, items[start : start + _QUEUED_ITEMS])
     finally:
         pool.shutdown(cancel_futures=True)

@@ -1,4 +1,4 @@
-"""Mixed precision on CUDA. On a CPU everything is float32: bf16 there is slow, or dies under virtualisation."""
+"""Mixed precision on CUDA. On a CPU everything is float32: bf16 is slow there, or crashes under virtualisation."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ Statistics = list[tuple[Tensor, Tensor]]  # buffers, each with a copy of its val
 
 
 def compute_device() -> torch.device:
-    """The device that networks are trained on: a GPU if there is one."""
+    """Return the device that networks are trained on: a GPU if there is one."""
     return torch.device("cuda" if torch.cuda.is_available() else "cpu")
 
 
@@ -29,7 +29,7 @@ class Precision:
 
     @classmethod
     def on(cls, device: torch.device, *, mixed: bool) -> Precision:
-        """bfloat16 where a GPU computes in it, else float16 with scaled gradients; float32 if not `mixed` or no GPU.
+        """Return bfloat16 if a GPU supports it, else float16 with scaled gradients; float32 if not `mixed` or on a CPU.
 
         GPUs before Ampere emulate bfloat16, more slowly than they compute in float16.
         """
@@ -40,18 +40,18 @@ class Precision:
         return cls(torch.float16, torch.amp.GradScaler("cuda"))
 
     def autocast(self, device: torch.device) -> AbstractContextManager[object]:
-        """The context in which images go through trunk and branches."""
+        """Return the context in which images run through trunk and branches."""
         return nullcontext() if self.dtype == torch.float32 else torch.autocast(device.type, self.dtype)
 
     def statistics(self, module: nn.Module) -> Statistics:
-        """Running statistics of batch norm, asked for before a forward pass; none where no step is ever skipped."""
+        """Copy the running statistics of batch norm before a forward pass; an empty list if no step is ever skipped."""
         if not self.scaler.is_enabled():
             return []
         norms = [norm for norm in module.modules() if isinstance(norm, nn.modules.batchnorm._BatchNorm)]
         return [(buffer, buffer.clone()) for norm in norms if norm.training for buffer in norm.buffers(recurse=False)]
 
     def step(self, loss: Tensor, optimizer: torch.optim.Optimizer, statistics: Statistics) -> bool:
-        """Run backward and `update`."""
+        """Run `backward` and `update`."""
         self.backward(loss)
         return self.update(optimizer, statistics)
 
@@ -62,7 +62,7 @@ class Precision:
     def update(self, optimizer: torch.optim.Optimizer, statistics: Statistics) -> bool:
         """Update the weights and return True. If scaled gradients are not finite, restore `statistics`, return False.
 
-        In float16 activations may be infinite as well: a skipped step must leave nothing behind.
+        In float16 activations may be infinite as well: a skipped step must not change the statistics.
         """
         updates: list[bool] = []
         # GradScaler has no public flag for a skipped update, and comparing its scales would wait for the GPU.
@@ -76,7 +76,9 @@ class Precision:
         return bool(updates)
 
     def check_finite(self, terms: Mapping[str, float], *, epoch: int) -> None:
-        """Raise UsageError when training has diverged; where gradients are scaled, such a step is skipped anyway."""
+        """Raise UsageError when training has diverged, unless gradients are scaled: then such a step is skipped."""
         lost = [f"{name} is {value}" for name, value in terms.items() if not math.isfinite(value)]
         if lost and not self.scaler.is_enabled():
-            raise UsageError(f"diverged in epoch {epoch + 1}: {lost[0]}", hint="start anew with a lower learning rate")
+            raise UsageError(
+                f"training diverged in epoch {epoch + 1}: {lost[0]}", hint="start a new run with a lower learning rate"
+            )

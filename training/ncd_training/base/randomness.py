@@ -1,4 +1,4 @@
-"""Every random choice is a function of the run's seed and of what it is for, so nothing needs to be saved to resume."""
+"""Seeds of all random choices: functions of the run's seed and a purpose, so a resume needs no saved generators."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import torch
 
 
 class Purpose(IntEnum):
-    """What a seed is drawn for. A number never changes: published results depend on it."""
+    """Purpose that a seed is drawn for. The numbers never change: published results depend on them."""
 
     ORDER = 0
     VIEW = 1
@@ -21,11 +21,11 @@ class Purpose(IntEnum):
 
 
 def seed_for(*parts: int) -> int:
-    """A 63-bit seed from whole numbers such as (run seed, purpose, epoch, image)."""
+    """Return a 63-bit seed from whole numbers such as (run seed, purpose, epoch, image)."""
     low, high = np.random.SeedSequence(parts).generate_state(2)
     return int(low) | (int(high) >> 1) << 32
 
 
 def generator_for(*parts: int) -> torch.Generator:
-    """A torch generator of its own for one purpose."""
+    """Return a torch generator that is seeded for one purpose."""
     return torch.Generator().manual_seed(seed_for(*parts))

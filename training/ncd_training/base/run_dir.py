@@ -1,4 +1,4 @@
-"""The files of a run, by name."""
+"""Run directory: names of its files, and access to the small ones."""
 
 from __future__ import annotations
 
@@ -26,20 +26,20 @@ from ncd_training.config.resolve import resolve_config
 from ncd_training.config.schema import TrainConfig
 
 ALONE = Launch()
-PRETRAINED = "weights.safetensors"  # what `ncd-serve pretrain` leaves for `train --weights`
-_REFUSALS = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EROFS, errno.EACCES, errno.EIO)
+PRETRAINED = "weights.safetensors"  # written by `ncd-serve pretrain`, for `train --weights`
+_DISK_ERRORS = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EROFS, errno.EACCES, errno.EIO)
 _PACKAGES = ("ncd-serve", "torch", "torchvision", "timm", "numpy", "scikit-learn")
 
 
 @dataclass(frozen=True)
 class RunDir:
-    """A run directory: resolved configuration, metrics, plots, checkpoint, environment."""
+    """Run directory: resolved configuration, metrics, plots, checkpoint, environment."""
 
     path: Path
 
     @classmethod
     def create(cls, path: Path, config: TrainConfig, *, command: str = "train", launch: Launch = ALONE) -> RunDir:
-        """Make a new run directory, by the first process alone; an existing run is never written over."""
+        """Create a new run directory, in the first process alone; an existing run is never overwritten."""
         run = cls(path)
         if not launch.is_leader:
             return run
@@ -56,7 +56,7 @@ class RunDir:
 
     @classmethod
     def of_this_job(cls, path: Path, config: TrainConfig, launch: Launch) -> RunDir | None:
-        """Return the run that torchrun began here with the same settings before it restarted its processes."""
+        """Return the run that this torchrun job started with the same settings before a restart, or None."""
         run = cls(path)
         if (
             launch.job is None
@@ -68,7 +68,7 @@ class RunDir:
 
     @classmethod
     def open(cls, path: Path, *, command: str = "train") -> RunDir:
-        """An existing run directory that a command made."""
+        """Open an existing run directory; DataError if `command` did not make it."""
         run = cls(path)
         if not run.begun:
             raise DataError(f"{path} is not a run directory", hint=f"ncd-serve {command} makes one")
@@ -81,15 +81,15 @@ class RunDir:
 
     @property
     def begun(self) -> bool:
-        """Whether there is a run to go on with."""
+        """True if the directory holds a run."""
         return self._config_file.is_file()
 
     def config(self) -> TrainConfig:
-        """The configuration that the run was started with."""
+        """Return the configuration that the run was started with."""
         return resolve_config(config_file=self._config_file)
 
     def write_config(self, config: TrainConfig) -> None:
-        """Keep a resolved configuration."""
+        """Write a resolved configuration."""
         write_text(self._config_file, config.to_toml())
 
     @property
@@ -98,12 +98,12 @@ class RunDir:
 
     @property
     def environment(self) -> Path:
-        """What the run was started with: command, machine, packages."""
+        """File that records command, machine and packages of the run."""
         return self.path / "environment.json"
 
     @property
     def made_by(self) -> str:
-        """The command that made the run: train or pretrain."""
+        """Command that made the run: train, pretrain or estimate-k."""
         return str(self._facts.get("made_by", "train"))
 
     @property
@@ -112,94 +112,96 @@ class RunDir:
 
     @property
     def next_step(self) -> str:
-        """What its owner may want to do with it, for hints."""
-        if self.made_by == "estimate-k":  # made in one go
+        """Next action for the run's owner, as text of a hint."""
+        if self.made_by == "estimate-k":  # cannot be resumed
             return f"look at {self.estimate}"
         return f"resume with `ncd-serve {self.made_by} --resume {self.path}`"
 
     @property
     def manifest(self) -> Path:
-        """The images that the run was started with: paths, labels, sizes, times, hashes."""
+        """List of the images that the run was started with: paths, labels, sizes, times, hashes."""
         return self.path / "manifest.parquet"
 
     @property
     def skipped(self) -> Path:
-        """List of images that were left out, with the reason."""
+        """List of skipped images, each with the reason."""
         return self.path / "skipped.txt"
 
     @property
     def plots(self) -> Path:
-        """Where pictures go."""
+        """Folder of plots."""
         return self.path / "plots"
 
     @property
     def cache(self) -> Path:
-        """Where cached trunk views go."""
+        """Folder of cached trunk maps."""
         return self.path / "cache"
 
     @property
     def checkpoint(self) -> Path:
-        """The newest complete state."""
+        """Newest checkpoint."""
         return self.path / "checkpoints" / "last.safetensors"
 
     @property
     def stages(self) -> Path:
-        """Where the epochs of stages before discovery are kept until it starts."""
+        """Folder that keeps checkpoints of stages before discovery until discovery starts."""
         return self.path / "stages"
 
     @property
     def initial(self) -> Path:
-        """The state that discovery started from."""
+        """Checkpoint that discovery started from."""
         return self.path / "checkpoints" / "initial.safetensors"
 
     @property
     def reference(self) -> Path:
-        """What the finished model makes of the unlabelled images."""
+        """Predictions of the finished model for the unlabelled images."""
         return self.path / REFERENCE
 
     @property
     def report(self) -> Path:
-        """All of it on one page, for people."""
+        """Report on the whole run, one HTML page."""
         return self.path / "report.html"
 
     @contextmanager
     def writing(self) -> Iterator[None]:
-        """Turn what the disk refuses into DataError."""
+        """Turn errors of the disk into DataError."""
         try:
             yield
         except (OSError, SafetensorError) as error:
-            if isinstance(error, OSError) and error.errno not in _REFUSALS:
+            if isinstance(error, OSError) and error.errno not in _DISK_ERRORS:
                 raise
-            raise DataError(f"cannot write: {error}", hint=f"make room, then {self.next_step}") from error
+            raise DataError(
+                f"cannot write: {error}", hint=f"free disk space or make it writable, then {self.next_step}"
+            ) from error
 
     def drop_unfinished(self) -> None:
-        """Remove the large files that a killed process was writing."""
+        """Remove large files that a killed process left unfinished."""
         for folder in (self.cache, self.stages, self.checkpoint.parent):
             for leftover in folder.rglob(".*"):
                 if leftover.is_file():
                     leftover.unlink()
 
     def drop_cache(self) -> None:
-        """Remove cached trunk views that nobody asked to keep elsewhere."""
+        """Remove the run's own cache of trunk maps."""
         shutil.rmtree(self.cache, ignore_errors=True)
 
     def drop_stages(self) -> None:
-        """Remove what only a stage before discovery would go on from."""
+        """Remove checkpoints that only a stage before discovery would resume from."""
         shutil.rmtree(self.stages, ignore_errors=True)
 
     @property
     def estimate(self) -> Path:
-        """How the number of novel classes was estimated, if it was."""
+        """Estimate of the number of novel classes, if there is one."""
         return self.path / "estimate.json"
 
     @property
     def log(self) -> Path:
-        """What was printed."""
+        """Log of everything that was printed."""
         return self.path / "log.txt"
 
     @property
     def metrics(self) -> Path:
-        """One JSON object for each epoch."""
+        """Metrics, one JSON object for each epoch."""
         return self.path / "metrics.jsonl"
 
     @property
@@ -208,7 +210,7 @@ class RunDir:
         return self.path / "summary.json"
 
     def read_summary(self) -> Summary:
-        """Read baselines and scores so far."""
+        """Read the baselines and scores so far."""
         return Summary.model_validate_json(self.summary.read_text()) if self.summary.exists() else Summary()
 
     def write_summary(self, summary: Summary) -> None:
@@ -216,27 +218,27 @@ class RunDir:
         write_json(self.summary, summary.as_json())
 
     def note_start(self, *, device: str, weights: InitialWeights | None) -> None:
-        """Keep the device and the file of initial weights that training starts with."""
+        """Record the device and the file of initial weights that training starts with."""
         write_json(self.environment, {**self._facts, "device": device})
         if weights:
             self.write_summary(self.read_summary().model_copy(update={"weights": weights}))
 
     @property
     def images_digest(self) -> str | None:
-        """Fingerprint of the images, in runs that were made before runs kept their manifest."""
+        """Fingerprint of the images; only in runs that are older than `manifest`."""
         return self._facts.get("images")
 
     def read_metrics(self) -> list[dict[str, Any]]:
-        """All epochs so far."""
+        """Return the metrics of all epochs so far."""
         return [json.loads(line) for line in self.metrics.read_text().splitlines()] if self.metrics.exists() else []
 
     def write_metrics(self, rows: list[dict[str, Any]]) -> None:
-        """Replace the metrics file; whole rows only, whenever it is read."""
+        """Replace the metrics file atomically: a reader never sees part of a row."""
         write_text(self.metrics, "".join(json.dumps(row) + "\n" for row in rows))
 
 
 def weights_path(path: Path) -> Path:
-    """The file of weights that a path means: itself, or in a run directory what pretraining or training left there."""
+    """Return a file of weights: `path` itself, or the file in a run directory that pretraining or training wrote."""
     if path.is_dir():
         found = [file for file in (path / PRETRAINED, RunDir(path).checkpoint) if file.is_file()]
         if not found:
@@ -248,7 +250,7 @@ def weights_path(path: Path) -> Path:
 
 
 def default_run_name(dataset: str) -> str:
-    """`<dataset>-<time>`."""
+    """Return `<dataset>-<time>`."""
     return f"{dataset}-{datetime.now():%Y%m%d-%H%M%S}"
 
 

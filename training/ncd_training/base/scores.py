@@ -12,11 +12,11 @@ class _Record(BaseModel):
 
 
 class ClassScore(_Record):
-    """Share of a true class's images that are right; `cluster` is the one that it was matched with."""
+    """Accuracy on the images of one true class; `cluster` is the cluster that the class was matched with."""
 
     name: str = Field(alias="class")
     images: int
-    cluster: int | None = None  # None: a head that has the class by name
+    cluster: int | None = None  # None: the head knows the class by name
     share: float
 
 
@@ -39,7 +39,7 @@ class InitialWeights(_Record):
 
 
 class Summary(_Record):
-    """Final figures of a run; each mapping is by the name of a baseline, a split or a branch."""
+    """Final scores of a run, each by the name of a baseline, a split or a branch."""
 
     weights: InitialWeights | None = None
     baselines: dict[str, Score] = {}
@@ -48,6 +48,6 @@ class Summary(_Record):
     pseudo_labels: dict[str, dict[str, float]] = {}
 
     def as_json(self) -> dict[str, Any]:
-        """Return the content of summary.json: scores and baselines always, others where there are any."""
+        """Return the content of summary.json: baselines and scores always, other fields only if set."""
         content = self.model_dump(mode="json", by_alias=True, exclude_none=True, exclude_defaults=True)
         return {"baselines": {}, "scores": {}, **content}

@@ -1,7 +1,7 @@
 """torchvision and timm, importable beside a CPU-only torch.
 
 The package index has torchvision only as a CUDA build. Beside a CPU-only torch its compiled operators fail to load,
-and the import then dies with "operator torchvision::nms does not exist", although transforms, datasets and models
+and the import then fails with "operator torchvision::nms does not exist", although transforms, datasets and models
 need no compiled operator at all. Declaring the two schemas that the import registers fake kernels for is enough.
 timm imports torchvision, so it comes from here too. Nothing else in the project imports either of them.
 """
@@ -21,7 +21,7 @@ def _declare_missing_operators() -> torch.library.Library | None:
     return library
 
 
-# Kept in a name for as long as the process lives: a collected library takes its declarations with it.
+# Never garbage-collected: a library's declarations disappear together with it.
 _DECLARATIONS = _declare_missing_operators()
 
 import timm  # noqa: E402

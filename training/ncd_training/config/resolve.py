@@ -1,4 +1,4 @@
-"""From recipes, a TOML file, flags and `--set section.key=value` to one configuration; later ones win."""
+"""Configuration from recipes, a TOML file, options and `--set section.key=value`; later ones win."""
 
 from __future__ import annotations
 
@@ -19,11 +19,11 @@ if sys.version_info >= (3, 11):
 else:
     import tomli as tomllib
 
-_PAPER = "paper"  # a dataset's own recipe holds the paper's settings: asking for them adds nothing
+_PAPER = "paper"  # adds nothing: a dataset's own recipe holds the paper's settings already
 
 
 class Layer(NamedTuple):
-    """Settings from one place."""
+    """Settings from one origin: a recipe, a file or the command line."""
 
     origin: str
     settings: dict[str, Any]
@@ -32,14 +32,14 @@ class Layer(NamedTuple):
 def resolve_config(
     *, recipes: Sequence[str] = (), config_file: Path | None = None, overrides: dict[str, Any] | None = None
 ) -> TrainConfig:
-    """Recipes, then file, then overrides (`{"optim.epochs": 10}`); whatever is unknown or wrong is a UsageError."""
+    """Resolve recipes, then a file, then overrides (`{"optim.epochs": 10}`); UsageError for wrong settings."""
     return merged(config_layers(recipes=recipes, config_file=config_file, overrides=overrides))
 
 
 def config_layers(
     *, recipes: Sequence[str] = (), config_file: Path | None = None, overrides: dict[str, Any] | None = None
 ) -> list[Layer]:
-    """The places that settings come from, weakest first. `dtc-quick` refines `quick` after `dtc`, where it exists."""
+    """Return the layers of settings, weakest first. After `dtc`, `quick` is followed by `dtc-quick` if there is one."""
     layers, before = [], list[str]()
     for name in recipes:
         if name != _PAPER:
@@ -65,35 +65,38 @@ def layers_of_call(
     """Return the layers of a command: recipes of dataset and method, `--recipe`, `--config`, options, `--set`."""
     check_places(flags)
     own = recipe_for(flags["data.dataset"]) if "data.dataset" in flags else None
-    asked = [recipe] if isinstance(recipe, str) else list(recipe or ())
+    requested = [recipe] if isinstance(recipe, str) else list(recipe or ())
     return config_layers(
-        recipes=[*filter(None, [own]), *(method_recipes(method) if method else []), *asked],
+        recipes=[*filter(None, [own]), *(method_recipes(method) if method else []), *requested],
         config_file=config,
         overrides={**flags, **(settings or {})},
     )
 
 
 def check_places(flags: Mapping[str, Any]) -> None:
-    """Raise UsageError unless the images come from one place."""
+    """Raise UsageError if images are given in more than one way."""
     folders = flags.get("data.labelled") or flags.get("data.unlabelled")
     places = flags.get("data.dataset"), folders, flags.get("data.manifest")
     if sum(place is not None for place in places) > 1:
-        raise UsageError("a named dataset, own folders and a CSV file cannot be mixed", hint="give one of them")
+        raise UsageError(
+            "a named dataset, your own folders and a CSV file cannot be mixed",
+            hint="give only one of --dataset, --labelled with --unlabelled, and --manifest",
+        )
 
 
 def merged(layers: Sequence[Layer]) -> TrainConfig:
-    """The configuration that the layers make."""
+    """Merge the layers into one configuration."""
     tree: dict[str, Any] = {}
     for layer in layers:
         _merge(tree, deepcopy(layer.settings))
     try:
-        return TrainConfig.model_validate(_with_today_keys(tree))
+        return TrainConfig.model_validate(_with_current_keys(tree))
     except ValidationError as error:
         raise explained(error, TrainConfig) from None
 
 
 def origins(layers: Sequence[Layer]) -> dict[str, str]:
-    """Where each setting that is not a default came from, by `section.key`."""
+    """Return the origin of each setting that is not a default, by `section.key`."""
     found: dict[str, str] = {}
     for layer in layers:
         for section, values in layer.settings.items():
@@ -102,12 +105,12 @@ def origins(layers: Sequence[Layer]) -> dict[str, str]:
 
 
 def recipe_names() -> list[str]:
-    """The recipes that ship with the package."""
+    """Return the names of the recipes that ship with the package."""
     return sorted(entry.name.removesuffix(".toml") for entry in _recipes().iterdir() if entry.name.endswith(".toml"))
 
 
 def recipe_text(name: str) -> str:
-    """A recipe as it is written, comments included."""
+    """Return the text of a recipe, including comments."""
     if name not in recipe_names():
         raise UsageError(f"unknown recipe '{name}'", hint=did_you_mean(name, recipe_names()))
     text: str = (_recipes() / f"{name}.toml").read_text(encoding="utf-8")
@@ -115,26 +118,26 @@ def recipe_text(name: str) -> str:
 
 
 def method_recipes(method: str) -> list[str]:
-    """What `--method` adds to a dataset's recipe; the paper's own method needs nothing."""
+    """Return the recipes that `--method` adds to a dataset's recipe; the paper's own method adds none."""
     if method not in method_names():
         raise UsageError(f"unknown method '{method}'", hint=did_you_mean(method, method_names()))
     return [] if method == MethodConfig().name else [method]
 
 
 def method_names() -> list[str]:
-    """Names of the methods: the paper's own, and those that have a recipe."""
+    """Return the names of the methods: the paper's own, and those that have a recipe."""
     declared = (tomllib.loads(recipe_text(name)).get("method", {}).get("name") for name in recipe_names())
     return sorted({MethodConfig().name, *filter(None, declared)})
 
 
 def recipe_for(dataset: str) -> str | None:
-    """The recipe of a dataset: its own, or its family's (`imagenet` for `imagenet-a`)."""
+    """Return the recipe of a dataset: its own, or its family's (`imagenet` for `imagenet-a`)."""
     fitting = [name for name in recipe_names() if dataset == name or dataset.startswith(f"{name}-")]
     return max(fitting, key=len, default=None)
 
 
 def parse_override(text: str) -> tuple[str, Any]:
-    """`section.key=value` with the value as TOML (a bare word is a string)."""
+    """Parse `section.key=value`; the value is TOML (a bare word is a string)."""
     key, separator, value = text.partition("=")
     if not separator or "." not in key:
         raise UsageError(f"cannot read --set {text}", hint="write --set section.key=value, e.g. --set optim.epochs=10")
@@ -154,7 +157,7 @@ def _read_toml(path: Path) -> dict[str, Any]:
     except OSError as error:
         raise DataError(f"cannot read {path}: {error.strerror}", hint="check the path") from None
     except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
-        raise UsageError(f"{path} is not TOML: {error}", hint="mend the file at that line") from None
+        raise UsageError(f"{path} is not TOML: {error}", hint="correct the file at that line") from None
 
 
 def _merge(tree: dict[str, Any], update: dict[str, Any]) -> None:
@@ -165,26 +168,26 @@ def _merge(tree: dict[str, Any], update: dict[str, Any]) -> None:
             tree[key] = value
 
 
-def _with_today_keys(tree: dict[str, Any]) -> dict[str, Any]:
-    """Settings of runs and files made before methods had sections of their own: `dtc_variant` is `variant` of dtc."""
+def _with_current_keys(tree: dict[str, Any]) -> dict[str, Any]:
+    """Translate keys of older runs and files: `dtc_variant` is now `variant` of the method dtc."""
     method = tree.get("method")
     if not isinstance(method, dict):
         return tree
     old = {key: key.partition("_") for key in method if key.partition("_")[0] in ("dtc", "kcl", "orca")}
     kept = {key: value for key, value in method.items() if key not in old}
-    mine = {new: method[key] for key, (owner, _, new) in old.items() if owner == method.get("name", "dual")}
-    return {**tree, "method": {**kept, **mine}}
+    own = {new: method[key] for key, (owner, _, new) in old.items() if owner == method.get("name", "dual")}
+    return {**tree, "method": {**kept, **own}}
 
 
 def explained(error: ValidationError, model: Any, *sections: str) -> UsageError:
-    """Turn the first complaint about settings into a UsageError that names the key below `sections`."""
+    """Turn the first validation error into a UsageError that names the key below `sections`."""
     first = error.errors()[0]
-    key = ".".join(map(str, (*sections, *first["loc"])[:2]))  # what follows is about a value's own parts
+    key = ".".join(map(str, (*sections, *first["loc"])[:2]))  # deeper levels are parts of a value
     if not key:
         text = first["msg"].removeprefix("Value error, ")
-        return UsageError(text, hint="ncd-serve config show tells where settings come from")
+        return UsageError(text, hint="`ncd-serve config show` lists all settings and their origins")
     if first["type"] != "extra_forbidden":
-        return UsageError(f"config {key}: {first['msg']}", hint=f"it was {first.get('input')!r}")
+        return UsageError(f"config {key}: {first['msg']}", hint=f"change its value, which is {first.get('input')!r}")
     *parents, unknown = (str(part) for part in first["loc"])
     fields = model.model_fields
     for parent in parents:

@@ -1,4 +1,4 @@
-"""Random views of an image. One function for each kind of picture, chosen by `data.augmentation`."""
+"""Random views of an image. One function for each kind of image, chosen by `data.augmentation`."""
 
 from __future__ import annotations
 
@@ -16,24 +16,27 @@ if TYPE_CHECKING:
 
 
 def build_augmentation(name: str, resolution: int) -> Augmentation:
-    """PIL image to one random view, uint8 [3, resolution, resolution]; draws from torch's default generator."""
+    """Return a function from a PIL image to one random view, uint8 [3, resolution, resolution].
+
+    Random numbers come from torch's default generator.
+    """
     augmentation: Augmentation = v2.Compose(_STEPS[name](resolution))
     return augmentation
 
 
 def smallest_part(name: str) -> float:
-    """The smallest share of an image's area that a view may show: images need not be larger than that asks for."""
+    """Return the smallest fraction of an image's area that a view may show; it limits the size to decode at."""
     return _SMALLEST_PART.get(name, 1.0)
 
 
 def _crop(resolution: int) -> list[v2.Transform]:
-    """Photographs, as in the paper: a random part of at least half the image, perhaps mirrored."""
+    """Return transforms for photographs, as in the paper: random crop of at least half the image, random mirroring."""
     scale = (_SMALLEST_PART["crop"], 1.0)
     return [v2.RandomResizedCrop(resolution, scale=scale), v2.RandomHorizontalFlip(), v2.PILToTensor()]
 
 
 def _moco(resolution: int) -> list[v2.Transform]:
-    """MoCo v2: small parts, strong colours, blur. What both views of an image still share is what is learned."""
+    """Return transforms of MoCo v2: small crops, strong colour changes, blur, so that views share only content."""
     kernel = max(3, resolution // 10 | 1)  # odd, a tenth of the side
     return [
         v2.RandomResizedCrop(resolution, scale=(_SMALLEST_PART["moco"], 1.0)),
@@ -46,7 +49,7 @@ def _moco(resolution: int) -> list[v2.Transform]:
 
 
 def _shift(padding_mode: str) -> Callable[[int], list[v2.Transform]]:
-    """Small pictures that fill the frame: moved by up to an eighth of the side (4 of 32 px), perhaps mirrored."""
+    """Return transforms for small images: shift by up to an eighth of the side (4 of 32 px), random mirroring."""
 
     def steps(resolution: int) -> list[v2.Transform]:
         return [
@@ -60,7 +63,7 @@ def _shift(padding_mode: str) -> Callable[[int], list[v2.Transform]]:
 
 
 def _glyph(resolution: int) -> list[v2.Transform]:
-    """Characters: they keep their orientation and are never mirrored."""
+    """Return transforms for characters, which keep their orientation and are never mirrored."""
     return [
         v2.Resize((resolution, resolution)),
         v2.RandomAffine(6, (0.05, 0.05), (0.9, 1.1), 5, interpolation=v2.InterpolationMode.BILINEAR),

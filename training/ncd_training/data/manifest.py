@@ -1,4 +1,4 @@
-"""Which images there are, which of them are labelled, and what only a report may know."""
+"""Manifest of a run: its images, their labels, and true classes that only reports may use."""
 
 from __future__ import annotations
 
@@ -15,17 +15,17 @@ from typing import NamedTuple
 from ncd_serve.errors import DataError, did_you_mean
 from ncd_serve.inputs.images import images_in
 
-UNLABELLED_TRAIN = "unlabelled-train"  # what is discovered; ACC on it is transductive
+UNLABELLED_TRAIN = "unlabelled-train"  # images of discovery; ACC on them is transductive
 KNOWN_TEST = "known-test"
 NOVEL_TEST = "novel-test"  # held out; ACC on it is inductive
 
 
 @dataclass(frozen=True)
 class Manifest:
-    """The images of a run.
+    """Images of a run.
 
-    `truth` holds true novel classes where a dataset has them. It is for reports alone and is kept apart from what
-    training sees: `labelled`, `unlabelled` and `known_classes`.
+    `truth` holds true novel classes if a dataset has them. It is for reports alone. Training uses `labelled`,
+    `unlabelled` and `known_classes`.
     """
 
     name: str
@@ -34,12 +34,13 @@ class Manifest:
     known_classes: list[str]
     novel_classes: int | None
     truth: list[int] | None = None
-    novel_names: tuple[str, ...] = ()  # of the numbers in `truth` and `novel_test`, where a dataset names them
+    novel_names: tuple[str, ...] = ()  # names of the numbers in `truth` and `novel_test`, if a dataset has them
     known_test: tuple[tuple[Path, int], ...] = ()
     novel_test: tuple[tuple[Path, int], ...] = ()
-    published: bool = False  # the split is a published one: nothing that can be read is taken out of it
-    open_world: bool = False  # known classes are in the pile too: `truth` and `novel_test` count them first
-    notes: tuple[str, ...] = ()  # what the user should know about these images before training on them
+    published: bool = False  # a published split: every readable image stays in it
+    # True: unlabelled images show known classes too, which come first in the numbers of `truth` and `novel_test`.
+    open_world: bool = False
+    notes: tuple[str, ...] = ()  # remarks for the user before training
 
     @property
     def images(self) -> list[Path]:
@@ -48,7 +49,7 @@ class Manifest:
 
     @property
     def fingerprint(self) -> str:
-        """Of the training images' names and labels in their order, wherever their folder is."""
+        """Hash of the training images' names and labels in their order; independent of their folder."""
         labels = [label for _, label in self.labelled] + [-1] * len(self.unlabelled)
         digest = sha256()
         for path, label in zip(self.images, labels, strict=True):
@@ -56,13 +57,13 @@ class Manifest:
         return digest.hexdigest()[:20]
 
     def check(self, clusters: int) -> None:
-        """Raise DataError for what cannot be trained on, before any heavy work."""
+        """Raise DataError if training on these images is impossible, before any heavy work."""
         if len(self.known_classes) < 2:
-            raise DataError("there is only one known class", hint="labelled images need at least two class folders")
+            raise DataError("there is only one known class", hint="label images of at least two classes")
         if clusters > len(self.unlabelled):
             raise DataError(
                 f"{clusters} clusters, but only {len(self.unlabelled)} unlabelled images",
-                hint="ask for fewer with --novel-classes",
+                hint="give a smaller --novel-classes",
             )
         sizes = Counter(label for _, label in self.labelled)
         small = [name for number, name in enumerate(self.known_classes) if sizes[number] < 2]
@@ -71,18 +72,20 @@ class Manifest:
 
 
 def class_folders(root: Path) -> dict[str, list[Path]]:
-    """Images by the name of the class folder they are in, sorted; raises DataError when there are none."""
+    """Return images by the name of their class folder, sorted; DataError if there are none."""
     if not root.is_dir():
         raise DataError(f"no such folder: {root}", hint="check the path")
     folders = sorted(entry for entry in root.iterdir() if entry.is_dir() and not entry.name.startswith("."))
     found = {folder.name: images for folder in folders if (images := images_in(folder))}
     if not found:
-        raise DataError(f"no images in class folders below {root}", hint="it needs one folder of images for each class")
+        raise DataError(
+            f"no images in class folders below {root}", hint="put the images of each class into a folder of its own"
+        )
     return found
 
 
 def from_folders(labelled: Path, unlabelled: Path) -> Manifest:
-    """The user's own images: class folders, and a folder (flat or nested) of images that nobody named."""
+    """Return the manifest of the user's own images: class folders, and a folder (flat or nested) without labels."""
     classes = class_folders(labelled)
     return Manifest(
         name=unlabelled.resolve().name,
@@ -93,8 +96,8 @@ def from_folders(labelled: Path, unlabelled: Path) -> Manifest:
     )
 
 
-def pile(folders: list[Path]) -> Manifest:
-    """All images below some folders, none of them labelled."""
+def from_unlabelled(folders: list[Path]) -> Manifest:
+    """Return a manifest of all images below some folders, none of them labelled."""
     images = [path for folder in folders for path in _images_below(folder)]
     return Manifest(folders[-1].resolve().name, labelled=[], unlabelled=images, known_classes=[], novel_classes=None)
 
@@ -104,13 +107,13 @@ def _images_below(folder: Path) -> list[Path]:
         raise DataError(f"no such folder: {folder}", hint="check the path")
     images = images_in(folder)
     if not images:
-        raise DataError(f"no images in {folder}", hint="put the images to be grouped there")
+        raise DataError(f"no images in {folder}", hint="put the unlabelled images there")
     return images
 
 
 _REQUIRED = ("path", "label")
 _COLUMNS = (*_REQUIRED, "split", "true_label")
-_MORE = "more"  # where the reader puts cells beyond the last column
+_EXTRA_CELLS = "more"  # key under which the reader puts cells beyond the last column
 
 
 class _Row(NamedTuple):
@@ -122,25 +125,25 @@ class _Row(NamedTuple):
 
 
 def from_csv(file: Path) -> Manifest:
-    """The manifest that a CSV file describes; errors name the line."""
+    """Read the manifest from a CSV file; errors name the line."""
     rows = list(_rows(file))
     training, test = ([row for row in rows if row.split == split] for split in ("train", "test"))
-    labelled, pile = [row for row in training if row.label], [row for row in training if not row.label]
-    if not labelled or not pile:
+    labelled, unlabelled = [row for row in training if row.label], [row for row in training if not row.label]
+    if not labelled or not unlabelled:
         raise DataError(
-            f"{file} has {len(labelled)} labelled and {len(pile)} unlabelled training images",
-            hint="it needs both: an empty label marks an unlabelled image",
+            f"{file} has {len(labelled)} labelled and {len(unlabelled)} unlabelled training images",
+            hint="list both kinds: an empty label marks an unlabelled image",
         )
     known = _numbers({row.label for row in labelled})
-    novel = _numbers(_true_classes(file, pile))
+    novel = _numbers(_true_classes(file, unlabelled))
     known_test, novel_test = _test_rows(file, test, known=known, novel=novel)
     return Manifest(
         name=file.stem,
         labelled=[(row.path, known[row.label]) for row in labelled],
-        unlabelled=[row.path for row in pile],
+        unlabelled=[row.path for row in unlabelled],
         known_classes=list(known),
         novel_classes=None,
-        truth=[novel[row.true_label] for row in pile] if novel else None,
+        truth=[novel[row.true_label] for row in unlabelled] if novel else None,
         novel_names=tuple(novel),
         known_test=tuple(known_test),
         novel_test=tuple(novel_test),
@@ -149,33 +152,33 @@ def from_csv(file: Path) -> Manifest:
 
 def _rows(file: Path) -> Iterator[_Row]:
     try:
-        # Spreadsheets put a byte order mark in front.
+        # Spreadsheets begin a file with a byte order mark.
         text = file.read_text(encoding="utf-8-sig")
     except OSError as error:
         raise DataError(f"cannot read {file}: {error.strerror}", hint="check the path") from None
     except UnicodeDecodeError as error:
         raise DataError(f"{file} is not UTF-8 text: {error}", hint="save it as CSV in UTF-8") from None
-    reader = csv.DictReader(io.StringIO(text, newline=""), restkey=_MORE, restval="")
+    reader = csv.DictReader(io.StringIO(text, newline=""), restkey=_EXTRA_CELLS, restval="")
     try:
         _check_columns(file, list(reader.fieldnames or ()))
         for cells in reader:
             yield _row(file, reader.line_num, cells)
     except csv.Error as error:
-        raise DataError(f"{file} line {reader.line_num + 1}: {error}", hint="mend or remove that line") from None
+        raise DataError(f"{file} line {reader.line_num + 1}: {error}", hint="correct or remove that line") from None
 
 
 def _row(file: Path, line: int, cells: dict[str, str]) -> _Row:
     where = f"{file} line {line}"
-    if _MORE in cells:
+    if _EXTRA_CELLS in cells:
         raise DataError(f"{where} has more cells than columns", hint="put quotes around cells that hold commas")
     row = {column: cells.get(column, "").strip() for column in _COLUMNS}
     if not row["path"]:
-        raise DataError(f"{where} has no path", hint="name an image there, or remove the line")
+        raise DataError(f"{where} has no path", hint="give the path of an image, or remove the line")
     split = row["split"] or "train"
     if split not in ("train", "test"):
-        raise DataError(f"{where}: unknown split '{split}'", hint="it is train or test")
+        raise DataError(f"{where}: unknown split '{split}'", hint="write train or test")
     if row["label"] and row["true_label"] not in ("", row["label"]):
-        raise DataError(f"{where} has two labels", hint="true_label is for images whose label is empty")
+        raise DataError(f"{where} has two labels", hint="give true_label only if label is empty")
     return _Row(line, file.parent / row["path"], row["label"], split, row["true_label"])
 
 
@@ -183,7 +186,7 @@ def _check_columns(file: Path, columns: list[str]) -> None:
     missing = [column for column in _REQUIRED if column not in columns]
     if missing:
         raise DataError(
-            f"{file} has no column '{missing[0]}'", hint=f"its first line names the columns: {','.join(_COLUMNS)}"
+            f"{file} has no column '{missing[0]}'", hint=f"the first line must name the columns: {','.join(_COLUMNS)}"
         )
     unknown = [column for column in columns if column not in _COLUMNS]
     if unknown:
@@ -194,14 +197,14 @@ def _numbers(names: set[str]) -> dict[str, int]:
     return {name: number for number, name in enumerate(sorted(names))}
 
 
-def _true_classes(file: Path, pile: list[_Row]) -> set[str]:
-    """The true classes of the unlabelled images, if all of them have one."""
-    without = [row for row in pile if not row.true_label]
-    if len(without) in (0, len(pile)):
-        return {row.true_label for row in pile} - {""}
+def _true_classes(file: Path, unlabelled: list[_Row]) -> set[str]:
+    """Return the true classes of the unlabelled images; an empty set if no image has one."""
+    without = [row for row in unlabelled if not row.true_label]
+    if len(without) in (0, len(unlabelled)):
+        return {row.true_label for row in unlabelled} - {""}
     raise DataError(
-        f"{file} line {without[0].line} has no true_label, others have one",
-        hint="give it for all unlabelled images, or for none",
+        f"{file} line {without[0].line} has no true_label, but other lines have one",
+        hint="give true_label for all unlabelled images, or for none",
     )
 
 
@@ -218,6 +221,6 @@ def _test_rows(
         else:
             raise DataError(
                 f"{file} line {row.line}: no training image has the class '{label}' of this test image",
-                hint="test images need a label that training images have, as label or true_label",
+                hint="give test images a class that is a label or true_label of training images",
             )
     return known_test, novel_test

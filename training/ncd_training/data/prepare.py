@@ -1,4 +1,4 @@
-"""Settings and images of a run, both checked before anything heavy is done."""
+"""Preparation of a run: its settings and images, checked before any heavy work."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from ncd_serve.errors import DataError, UsageError
 from ncd_serve.files import write_text
 from ncd_training.base.run_dir import weights_path
 from ncd_training.data.datasets import load_manifest
-from ncd_training.data.manifest import Manifest, pile
+from ncd_training.data.manifest import Manifest, from_unlabelled
 from ncd_training.data.scan import Findings, load_manifest_of_run, save_manifest, scan
 
 if TYPE_CHECKING:
@@ -18,15 +18,15 @@ if TYPE_CHECKING:
     from ncd_training.config.schema import OptimConfig, TrainConfig
     from ncd_training.data.scan import Mapper
 
-_FEWEST_IMAGES = 8  # to pretrain on
-_FEWEST_KNOWN = 4  # classes for an estimate: two to hold back, two to train on
-_FEWEST_UNLABELLED = 4
-_SHOWN_FILES = 10  # skipped files on the console; the run directory's skipped.txt lists them all
+_MIN_PRETRAINING_IMAGES = 8
+_MIN_KNOWN_CLASSES = 4  # for an estimate: two to hold back, two to train on
+_MIN_UNLABELLED_IMAGES = 4
+_MAX_PRINTED_FILES = 10  # skipped files on the console; the run directory's skipped.txt lists all of them
 
 
 @dataclass(frozen=True)
 class Setup:
-    """A configuration with its images."""
+    """Configuration and images of a run."""
 
     config: TrainConfig
     manifest: Manifest
@@ -39,7 +39,7 @@ class Setup:
 
     @property
     def clusters(self) -> int:
-        """Number of clusters to find. Known classes in the pile count where no head knows them by name."""
+        """Number of clusters to find. Known classes among the unlabelled images count if no head names them."""
         unnamed = self.manifest.open_world and self.config.model.heads == "separate"
         return self.novel_classes + (len(self.manifest.known_classes) if unnamed else 0)
 
@@ -50,7 +50,7 @@ class Setup:
         return self.config.data.novel_classes
 
     def with_config(self, **sections: object) -> Setup:
-        """Return the setup with other sections of its configuration."""
+        """Return the setup with some sections of its configuration replaced."""
         return replace(self, config=self.config.model_copy(update=sections))
 
     def keep(self, run: RunDir) -> None:
@@ -78,7 +78,7 @@ def list_images(config: TrainConfig, *, track: Track) -> Setup:
 
 
 def prepare(listed: Setup, *, progress: Progress, mapper: Mapper | None = None) -> Setup:
-    """Look at every image, and raise DataError for what cannot be trained on."""
+    """Check every image; DataError if training on them is impossible."""
     config, (manifest, findings) = listed.config, _scanned(listed, progress, mapper)
     if config.data.novel_classes == "auto":
         manifest.check(2)
@@ -91,11 +91,11 @@ def prepare(listed: Setup, *, progress: Progress, mapper: Mapper | None = None) 
 
 
 def reopen(run: RunDir, *, progress: Progress) -> Setup:
-    """Return the settings and images of an existing run; other images than it was started with are an error."""
+    """Return the settings and images of an existing run; DataError if the images have changed."""
     config = run.config()
     if run.manifest.is_file():
         return Setup(config, load_manifest_of_run(run.manifest, track=progress.track))
-    # Runs made before runs kept their images: they are listed and looked at again, and then kept.
+    # An older run without a manifest: list and check its images again.
     if run.made_by == "pretrain":
         setup = prepare_unlabelled(config, progress=progress)
     else:
@@ -106,21 +106,21 @@ def reopen(run: RunDir, *, progress: Progress) -> Setup:
 
 
 def images_changed(run: RunDir) -> DataError:
-    """Return the error for images that are not those of the run."""
+    """Return the error for images that have changed since the run was started."""
     return DataError(
-        f"the images have changed since {run.path} was started", hint="put them back, or start another run"
+        f"the images have changed since {run.path} was started", hint="restore the images, or start another run"
     )
 
 
 def prepare_unlabelled(config: TrainConfig, *, progress: Progress) -> Setup:
-    """Look at the images to pretrain on: those of a dataset, or all below the user's folders. Labels do not matter."""
+    """Check the images to pretrain on: those of a dataset, or all below the user's folders. Labels are ignored."""
     folders = [folder for folder in (config.data.labelled, config.data.unlabelled) if folder is not None]
-    manifest = pile(folders) if folders else load_manifest(config.data, track=progress.track)
+    manifest = from_unlabelled(folders) if folders else load_manifest(config.data, track=progress.track)
     manifest, findings = _scanned(Setup(config, manifest), progress, None)
     images, pretrain = len(manifest.images), config.pretrain
-    if images < _FEWEST_IMAGES:
-        raise DataError(f"{images} images are too few to learn from", hint=f"give at least {_FEWEST_IMAGES}")
-    # A queue as long as an epoch would hold the key of the very image that a view is compared with others.
+    if images < _MIN_PRETRAINING_IMAGES:
+        raise DataError(f"{images} images are too few to pretrain on", hint=f"give at least {_MIN_PRETRAINING_IMAGES}")
+    # A queue as long as an epoch would hold keys of the query's own image, which must not count as another image.
     sizes = {"batch": min(pretrain.batch, images // 2), "queue": min(pretrain.queue, images // 2)}
     config = config.model_copy(update={"pretrain": pretrain.model_copy(update=sizes)})
     return Setup(config, manifest, findings)
@@ -137,25 +137,25 @@ def check_processes(optim: OptimConfig, processes: int) -> None:
 
 
 def split_batch_by_size(optim: OptimConfig, labelled: int, unlabelled: int) -> OptimConfig:
-    """Return batches that hold labelled and unlabelled images in the proportion of the data, if that is asked for."""
+    """Return batch sizes in the proportion of labelled to unlabelled images, if `batch_by_size` is set."""
     if not optim.batch_by_size:
         return optim
     batch = optim.labelled_batch + optim.unlabelled_batch
-    mine = min(batch - 2, max(1, round(batch * labelled / (labelled + unlabelled))))
-    return optim.model_copy(update={"labelled_batch": mine, "unlabelled_batch": batch - mine, "batch_by_size": False})
+    known = min(batch - 2, max(1, round(batch * labelled / (labelled + unlabelled))))
+    return optim.model_copy(update={"labelled_batch": known, "unlabelled_batch": batch - known, "batch_by_size": False})
 
 
 def _check_estimate(manifest: Manifest, most: int | None) -> None:
     known, unlabelled = len(manifest.known_classes), len(manifest.unlabelled)
-    if known < _FEWEST_KNOWN:
+    if known < _MIN_KNOWN_CLASSES:
         raise DataError(
-            f"{known} known classes are too few to estimate the number of novel ones",
-            hint=f"label at least {_FEWEST_KNOWN}, or train with --novel-classes N",
+            f"{known} known classes are too few to estimate the number of novel classes",
+            hint=f"label images of at least {_MIN_KNOWN_CLASSES} classes, or train with --novel-classes N",
         )
-    if unlabelled < _FEWEST_UNLABELLED:
+    if unlabelled < _MIN_UNLABELLED_IMAGES:
         raise DataError(
             f"{unlabelled} unlabelled images are too few to estimate the number of their classes",
-            hint=f"give at least {_FEWEST_UNLABELLED}, or train with --novel-classes N",
+            hint=f"give at least {_MIN_UNLABELLED_IMAGES}, or train with --novel-classes N",
         )
     if most is not None and most > unlabelled:
         raise DataError(f"{most} clusters, but only {unlabelled} unlabelled images", hint="give a smaller --most")
@@ -164,6 +164,6 @@ def _check_estimate(manifest: Manifest, most: int | None) -> None:
 def _scanned(listed: Setup, progress: Progress, mapper: Mapper | None) -> tuple[Manifest, Findings]:
     strict = listed.config.data.strict
     manifest, findings = scan(listed.manifest, track=progress.track, strict=strict, mapper=mapper)
-    for line in findings.lines(_SHOWN_FILES):
+    for line in findings.lines(_MAX_PRINTED_FILES):
         progress.say(line, style="yellow")
     return manifest, findings

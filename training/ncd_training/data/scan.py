@@ -1,6 +1,6 @@
-"""Images of a run, looked at once before the first epoch, so that no bad file ends a run hours later.
+"""Scan of a run's images before the first epoch, so that no bad file ends a run hours later.
 
-The scanned manifest is kept in the run directory. Whoever opens the run again gets the same images or an error.
+The scanned manifest is kept in the run directory. Every later command on the run gets the same images or an error.
 """
 
 from __future__ import annotations
@@ -25,15 +25,15 @@ from ncd_training.base.parallel import in_threads
 from ncd_training.data.manifest import Manifest
 
 T = TypeVar("T")
-_DECODED_SIDE = 32  # decode JPEGs at a fraction of their size: every byte is still read
-_NAMED_FILES = 10  # bad files that an error message names
+_DECODED_SIDE = 32  # px: JPEGs are decoded at a fraction of their size, but every byte is read
+_MAX_NAMED_FILES = 10  # in an error message
 _SPLITS = ("labelled", "unlabelled", "known_test", "novel_test")
 _FACTS = ("name", "known_classes", "novel_classes", "novel_names", "published", "open_world", "notes")
 _SCHEMA = pa.schema(
     [
         ("split", pa.string()),
         ("path", pa.binary()),  # names on disk need not be UTF-8
-        ("label", pa.int64()),  # of an unlabelled image: its true class where a dataset has it, for reports alone
+        ("label", pa.int64()),  # of an unlabelled image: its true class if the dataset has one, for reports alone
         ("size", pa.int64()),
         ("modified_ns", pa.int64()),
         ("blake2b", pa.binary()),
@@ -42,14 +42,14 @@ _SCHEMA = pa.schema(
 
 
 class Finding(NamedTuple):
-    """A file, and what is wrong with it."""
+    """File, and the reason why it is bad."""
 
     path: Path
     reason: str
 
 
 class Stamp(NamedTuple):
-    """Size, time of change and hash of a file."""
+    """Size, modification time and hash of a file."""
 
     size: int
     modified_ns: int
@@ -58,16 +58,16 @@ class Stamp(NamedTuple):
 
 @dataclass(frozen=True)
 class Findings:
-    """Files that were left out, duplicates that stay because a published split has them, and stamps of all files."""
+    """Skipped files, duplicates that stay because a published split has them, and stamps of all files."""
 
     skipped: tuple[Finding, ...] = ()
     duplicates: tuple[Finding, ...] = ()
     stamps: dict[Path, Stamp] = field(default_factory=dict, compare=False, repr=False)
 
-    def lines(self, most: int | None = None) -> list[str]:
-        """Return one line for each bad file, at most so many of a kind, and how many more there are."""
+    def lines(self, limit: int | None = None) -> list[str]:
+        """Return one line for each bad file, up to `limit` of a kind, and a line with the number of the others."""
         kinds = (("skipped", self.skipped), ("kept, as published,", self.duplicates))
-        return [line for word, findings in kinds for line in _shortened(word, findings, most)]
+        return [line for word, findings in kinds for line in _shortened(word, findings, limit)]
 
 
 class _Look(NamedTuple):
@@ -81,10 +81,10 @@ Mapper = Callable[[Callable[[Path], _Look], list[Path]], Iterable[_Look]]
 def scan(
     manifest: Manifest, *, track: Track, strict: bool = False, mapper: Mapper | None = None
 ) -> tuple[Manifest, Findings]:
-    """Return the manifest without unusable images, and the findings; with `strict`, such images are an error.
+    """Return the manifest without unusable images, and the findings. If `strict`, unusable images raise DataError.
 
-    Of files with the same bytes the first stays: labelled before unlabelled, training before test images. `mapper`
-    spreads the work over training processes.
+    Of files with the same bytes only the first stays: labelled before unlabelled, training before test images.
+    `mapper` distributes the work over training processes.
     """
     groups = [[path for path, _ in rows] for rows in _splits(manifest)]
     paths = [path for group in groups for path in group]
@@ -99,7 +99,7 @@ def scan(
     )
     if strict and findings.skipped:
         raise DataError(
-            "\n".join([f"{len(findings.skipped):,} images cannot be used", *findings.lines(_NAMED_FILES)]),
+            "\n".join([f"{len(findings.skipped):,} images cannot be used", *findings.lines(_MAX_NAMED_FILES)]),
             hint="remove or replace them; without --strict-data they are skipped",
         )
     bounds = [0, *accumulate(len(group) for group in groups)]
@@ -107,13 +107,13 @@ def scan(
     if all(by_group[1]):
         raise DataError(
             f"none of the {len(manifest.unlabelled)} unlabelled images can be used",
-            hint=f"for example {manifest.unlabelled[0]}: {by_group[1][0]}",
+            hint=f"replace the images; for example, {manifest.unlabelled[0]}: {by_group[1][0]}",
         )
     return _without(manifest, by_group), findings
 
 
 def save_manifest(target: Path, manifest: Manifest, stamps: dict[Path, Stamp]) -> None:
-    """Keep a scanned manifest; paths are absolute, so a run can be opened from any folder."""
+    """Write a scanned manifest; paths are absolute, so a run can be opened from any folder."""
     rows = [
         (split, path, label, *stamps[path])
         for split, images in zip(_SPLITS, _splits(manifest), strict=True)
@@ -129,7 +129,7 @@ def save_manifest(target: Path, manifest: Manifest, stamps: dict[Path, Stamp]) -
 
 
 def load_manifest_of_run(source: Path, *, track: Track | None = None) -> Manifest:
-    """Read a kept manifest. With `track`, DataError when a file is missing or is not the one that was scanned."""
+    """Read the manifest of a run. With `track`, check the files: DataError if one is missing or has changed."""
     try:
         table = pq.read_table(source)
         facts = json.loads(table.schema.metadata[b"ncd-serve"])
@@ -160,14 +160,14 @@ def load_manifest_of_run(source: Path, *, track: Track | None = None) -> Manifes
 
 
 def _check_files(files: dict[Path, Stamp], run: Path, track: Track) -> None:
-    """Compare sizes and times; only a file with another time is read again."""
+    """Raise DataError if a file has changed. Only a file with another modification time is read again."""
     looks = track(in_threads(lambda path: _changed(path, files[path]), list(files)), "checking images", len(files))
     wrong = [Finding(path, reason) for path, reason in zip(files, looks, strict=True) if reason]
     if wrong:
         raise DataError(
-            f"{len(wrong):,} of the {len(files):,} images of {run} are not those that it was trained on; "
+            f"{len(wrong):,} of the {len(files):,} images of {run} have changed since the run was started; "
             f"{wrong[0].path}: {wrong[0].reason}",
-            hint="put them back, or start another run",
+            hint="restore the images, or start another run",
         )
 
 
@@ -179,7 +179,7 @@ def _changed(path: Path, stamp: Stamp) -> str:
     if stat.st_size != stamp.size:
         return f"{stat.st_size:,} bytes instead of {stamp.size:,}"
     if stat.st_mtime_ns != stamp.modified_ns and _digest(path.read_bytes()) != stamp.digest:
-        return "other content"
+        return "its content has changed"
     return ""
 
 
@@ -204,7 +204,7 @@ def _digest(content: bytes) -> bytes:
 
 
 def _repeated(paths: Sequence[Path], looks: Sequence[_Look]) -> list[str]:
-    """Return for each image which earlier one it repeats, or nothing."""
+    """Return for each image the earlier file that it repeats, as a reason; empty if it repeats none."""
     first: dict[bytes, Path] = {}
     reasons = []
     for path, (problem, stamp) in zip(paths, looks, strict=True):
@@ -236,7 +236,7 @@ def _good(items: Sequence[T], reasons: Sequence[str]) -> list[T]:
     return [item for item, reason in zip(items, reasons, strict=True) if not reason]
 
 
-def _shortened(word: str, findings: Sequence[Finding], most: int | None) -> list[str]:
-    shown = [f"{word} {finding.path}: {finding.reason}" for finding in findings[:most]]
+def _shortened(word: str, findings: Sequence[Finding], limit: int | None) -> list[str]:
+    shown = [f"{word} {finding.path}: {finding.reason}" for finding in findings[:limit]]
     more = len(findings) - len(shown)
     return [*shown, f"{word} {more:,} more"] if more else shown

@@ -1,4 +1,4 @@
-"""Augmented views of the training images, and the batches that they are loaded in."""
+"""Augmented views of the training images, and their batches."""
 
 from __future__ import annotations
 
@@ -29,19 +29,19 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class ViewRequest:
-    """One image, and one seed for each view wanted of it."""
+    """Request for views of one image: its index, and one seed for each view."""
 
     index: int
     seeds: tuple[int, ...]
 
 
 class Views(Dataset[list[Tensor]]):
-    """Base class of datasets of views, asked by `ViewRequest`."""
+    """Base class of datasets of views, indexed by `ViewRequest`."""
 
-    whole_batches = False  # True: `__getitems__` returns a batch, one tensor for each view; no processes are needed
+    whole_batches = False  # True: `__getitems__` returns a batch, one tensor for each view, without worker processes
 
     def only(self, rows: NDArray[np.int64]) -> Self:
-        """The same views of some of the images, counted from 0."""
+        """Return the same views for the images in `rows`, renumbered from 0."""
         raise NotImplementedError
 
 
@@ -55,28 +55,28 @@ class FileViews(Views):
         self._at_least = math.ceil(data.resolution / math.sqrt(smallest_part(data.augmentation)))
 
     def only(self, rows: NDArray[np.int64]) -> Self:
-        """The same views of some of the images, counted from 0."""
+        """Return the same views for the images in `rows`, renumbered from 0."""
         chosen = copy(self)
         chosen._paths = [self._paths[row] for row in rows]
         return chosen
 
     def __getitem__(self, request: ViewRequest) -> list[Tensor]:
-        """The requested views of one image."""
+        """Return the requested views of one image."""
         image = open_image(self._paths[request.index], at_least=self._at_least)
         return [self._view(image, seed) for seed in request.seeds]
 
     def _view(self, image: Image, seed: int) -> Tensor:
-        # Nothing else draws from the default generator, so it can be set without being restored.
+        # Nothing else draws from the default generator, so there is no need to restore its state.
         torch.default_generator.manual_seed(seed)
         return self._augment(image)
 
 
 @dataclass
 class BatchPlan(Sampler[list[ViewRequest]]):
-    """Which images, and which views of them, make up each batch of an epoch.
+    """Batches of an epoch as lists of images and seeds of their views.
 
-    An epoch is one pass over the labelled images; the unlabelled ones are cycled beside them. Where batches have no
-    labelled images, it is one pass over the unlabelled ones.
+    An epoch is one pass over the labelled images; the unlabelled images are cycled alongside. If batches hold no
+    labelled images, an epoch is one pass over the unlabelled images.
     """
 
     labelled: int
@@ -88,13 +88,13 @@ class BatchPlan(Sampler[list[ViewRequest]]):
     epoch: int = 0
 
     def __len__(self) -> int:
-        """Batches in an epoch; images left over at its end wait for the next order."""
+        """Return the number of batches in an epoch; images that do not fill a batch are skipped in this epoch."""
         if not self.labelled_batch:
             return max(1, self.unlabelled // self.unlabelled_batch)
         return max(1, self.labelled // self.labelled_batch)
 
     def __iter__(self) -> Iterator[list[ViewRequest]]:
-        """The batches of the current epoch."""
+        """Yield the batches of the current epoch."""
         rng = np.random.default_rng([self.seed, Purpose.ORDER, self.epoch])
         known = _cycle(rng, self.labelled, len(self) * self.labelled_batch)
         novel = _cycle(rng, self.unlabelled, len(self) * self.unlabelled_batch) + self.labelled
@@ -109,17 +109,17 @@ class BatchPlan(Sampler[list[ViewRequest]]):
 
 @dataclass(frozen=True)
 class Share(Sampler[list[ViewRequest]]):
-    """The part of each batch that one of several training processes loads."""
+    """Part of each batch that one of several training processes loads."""
 
     plan: BatchPlan
     ranks: Ranks
 
     def __len__(self) -> int:
-        """Batches in an epoch."""
+        """Return the number of batches in an epoch."""
         return len(self.plan)
 
     def __iter__(self) -> Iterator[list[ViewRequest]]:
-        """This process's part of each batch of the current epoch."""
+        """Return an iterator over this process's part of each batch of the current epoch."""
         return map(self.ranks.share, self.plan)
 
 
@@ -131,9 +131,9 @@ def batches(
     device: torch.device,
     ranks: Ranks | None = None,
 ) -> DataLoader[list[Tensor]]:
-    """The loader of an epoch after another (set `plan.epoch` before each), or of a given list of batches.
+    """Return a loader of one epoch after another (set `plan.epoch` before each), or of a given list of batches.
 
-    What goes to a GPU is put into pinned memory, from which it is copied while the GPU computes.
+    Batches for a GPU are in pinned memory, from which they are copied while the GPU computes.
     """
     sampler = Share(plan, ranks) if ranks is not None and isinstance(plan, BatchPlan) else plan
     pinned = device.type == "cuda"
@@ -145,7 +145,7 @@ def batches(
 
 
 def _cycle(rng: np.random.Generator, images: int, wanted: int) -> NDArray[np.int64]:
-    """`wanted` image numbers: shuffled passes over all of them, one after another."""
+    """Return `wanted` image numbers: shuffled passes over all images, one after another."""
     passes = [rng.permutation(images) for _ in range(math.ceil(wanted / images) if wanted else 1)]
     return np.concatenate(passes)[:wanted]
 

@@ -1,4 +1,4 @@
-"""The model: a frozen trunk, and branches that each hold a copy of the last stage and two heads."""
+"""Model: a frozen trunk, and branches with a copy of the backbone's last stage and two heads each."""
 
 from __future__ import annotations
 
@@ -20,11 +20,11 @@ if TYPE_CHECKING:
 
 # Maps of convolutions have four dimensions, tokens of transformers three.
 _FORMATS = {3: torch.contiguous_format, 4: torch.channels_last}
-_FEW = 4
+_IMAGES_AT_ONCE = 4  # on a CPU: their maps stay in its cache
 
 
 class BranchOutput(NamedTuple):
-    """One branch's view of a batch."""
+    """Output of one branch for a batch."""
 
     parts: Tensor  # [B, d, h, w]
     embedding: Tensor  # [B, d]
@@ -33,7 +33,7 @@ class BranchOutput(NamedTuple):
 
 
 class Branch(nn.Module):
-    """Projection and pooling (the tail), a known head and a cluster head; one head for both in an open world."""
+    """Branch: projection and pooling (the tail), known head and cluster head; a single head in an open world."""
 
     def __init__(
         self,
@@ -56,17 +56,17 @@ class Branch(nn.Module):
 
     @property
     def labelled_head(self) -> nn.Linear:
-        """The head that is taught the known classes."""
+        """Head that learns the known classes."""
         return self.known_head or self.linear_cluster_head
 
     @property
     def linear_cluster_head(self) -> nn.Linear:
-        """The cluster head, where its weights are directions of the embedding."""
+        """Cluster head, if it is linear; a head of centres is not."""
         assert isinstance(self.cluster_head, nn.Linear)
         return self.cluster_head
 
     def forward(self, maps: Tensor, head_input: Tensor | None = None) -> BranchOutput:
-        """Trunk maps to parts, embedding and both heads' logits. `head_input` [B, d]: what the heads read instead."""
+        """Return parts, embedding and logits of trunk maps; `head_input` [B, d] replaces the embedding in the heads."""
         parts, embedding = self.tail(maps)
         features = embedding if head_input is None else head_input
         cluster_logits = self.cluster_head(features)
@@ -74,20 +74,20 @@ class Branch(nn.Module):
         return BranchOutput(parts, embedding, known_logits, cluster_logits)
 
     def class_weights(self, output: BranchOutput, labels: Tensor) -> Tensor:
-        """Head weights [B, d] of each image's class: the labelled ones' own, the others' likeliest cluster."""
+        """Return head weights [B, d] of each image's class; for an unlabelled image, of its likeliest cluster."""
         clusters = output.cluster_logits[len(labels) :].argmax(dim=1)
         return torch.cat([self.labelled_head.weight[labels], self.linear_cluster_head.weight[clusters]])
 
     @torch.no_grad()
     def lower_novel_biases(self) -> None:
-        """A joint head starts without a preference for novel classes: their biases are the lowest known one less 1."""
+        """Set a joint head's biases of novel classes to the lowest known bias less 1, so it does not favour them."""
         bias = None if self.known_head is None else self.known_head.bias
         if bias is not None:
             bias[self.known :] = bias[: self.known].min() - 1.0
 
 
 class Trunk(nn.Module):
-    """Normalisation and the frozen stages. Stays in eval mode, so its output for an image never changes."""
+    """Trunk: normalisation and frozen stages, always in eval mode, so that the output for an image never changes."""
 
     mean: Tensor
     std: Tensor
@@ -95,32 +95,32 @@ class Trunk(nn.Module):
     def __init__(self, parts: TrunkParts, *, batch_norm_drifts: bool = False) -> None:
         super().__init__()
         self._batch_norm_drifts = batch_norm_drifts
-        self.in_onnx: OnnxTrunk | None = None  # what computes the maps on a CPU, if not torch
+        self.in_onnx: OnnxTrunk | None = None  # computes the maps on a CPU instead of torch
         self.stages = parts.frozen.requires_grad_(False)
         self.register_buffer("mean", torch.tensor(parts.mean).view(1, 3, 1, 1) * 255.0)
         self.register_buffer("std", torch.tensor(parts.std).view(1, 3, 1, 1) * 255.0)
         self.eval()
 
     def train(self, mode: bool = True) -> Trunk:
-        """Ignore `mode`: a frozen trunk whose batch norm drifts is not frozen (the released code's is, see compat)."""
+        """Ignore `mode`, or the statistics of batch norm would change; they do so in the released code (see compat)."""
         return super().train(mode and self._batch_norm_drifts)
 
     def forward(self, images: Tensor) -> Tensor:
-        """uint8 images [B, 3, H, W] to maps."""
+        """Return the maps of uint8 images [B, 3, H, W]."""
         return self.stages((images.float() - self.mean) / self.std)
 
     @torch.no_grad()
     def maps(self, images: Tensor) -> Tensor:
-        """The same without gradient; on a CPU a few images at a time, whose maps stay in its cache."""
+        """Return the maps of uint8 images without gradient; on a CPU, compute a few images at a time."""
         if images.device.type != "cpu" or self.training:
             return self(images)
         if self.in_onnx is not None:
-            return self.in_onnx.maps(self, images, at_once=_FEW)
-        return torch.cat([self(few) for few in images.split(_FEW)])
+            return self.in_onnx.maps(self, images, at_once=_IMAGES_AT_ONCE)
+        return torch.cat([self(few) for few in images.split(_IMAGES_AT_ONCE)])
 
 
 class DualBranchModel(nn.Module):
-    """The trunk and its branches. The first branch is the one that is exported and served."""
+    """Trunk and branches. The first branch is exported and served."""
 
     def __init__(
         self,
@@ -151,22 +151,22 @@ class DualBranchModel(nn.Module):
         return self.trunk.mean.device
 
     def placed(self, inputs: Tensor) -> Tensor:
-        """Inputs on the model's device, in the memory format that convolutions like best."""
+        """Return inputs on the model's device, in the memory format that is fastest for convolutions."""
         return inputs.to(self.device, non_blocking=True).contiguous(memory_format=_FORMATS[inputs.dim()])
 
     def to_maps(self, inputs: Tensor) -> Tensor:
-        """Images (uint8) through the frozen trunk; cached trunk maps as they are."""
+        """Return the trunk maps of images (uint8); cached trunk maps are returned unchanged."""
         return self.placed(self.trunk.maps(inputs)) if inputs.dtype == torch.uint8 else inputs
 
     def forward(self, maps: Tensor) -> list[BranchOutput]:
-        """Trunk maps to one output for each branch."""
+        """Return the output of each branch for trunk maps."""
         first = self.branches[0](maps)
         head_input = first.embedding if self.first_feeds_heads else None
         return [first, *(branch(maps, head_input) for branch in list(self.branches)[1:])]
 
 
 class CosineHead(nn.Linear):
-    """Compares directions: logits are 10 times the cosine of embedding and class weights (ORCA's regulariser)."""
+    """Head whose logits are 10 times the cosine of embedding and class weights (ORCA's regulariser)."""
 
     SCALE = 10.0
 
@@ -174,14 +174,14 @@ class CosineHead(nn.Linear):
         super().__init__(dim, classes, bias=False)
 
     def forward(self, embedding: Tensor) -> Tensor:
-        """Embedding [B, d] to logits [B, classes]."""
+        """Return logits [B, classes] of embeddings [B, d]."""
         return self.SCALE * F.linear(F.normalize(embedding, dim=1), F.normalize(self.weight, dim=1))
 
 
 class CentreHead(nn.Module):
-    """Compares with centres in a space of as many dimensions as there are clusters (DTC).
+    """Head with a centre for each cluster, in a space of as many dimensions as there are clusters (DTC).
 
-    The softmax of its logits is Student's t with one degree of freedom: q_k is in proportion to 1 / (1 + |z - mu_k|^2).
+    The softmax of the logits is Student's t with one degree of freedom: q_k is in proportion to 1 / (1 + |z - mu_k|^2).
     """
 
     def __init__(self, dim: int, clusters: int) -> None:
@@ -190,7 +190,7 @@ class CentreHead(nn.Module):
         self.centres = nn.Parameter(torch.randn(clusters, clusters))
 
     def forward(self, embedding: Tensor) -> Tensor:
-        """Embedding [B, d] to logits [B, clusters]."""
+        """Return logits [B, clusters] of embeddings [B, d]."""
         offsets = self.project(embedding).unsqueeze(1) - self.centres
         return -torch.log1p(offsets.square().sum(dim=2))
 
@@ -199,7 +199,7 @@ M = TypeVar("M", bound=nn.Module)
 
 
 class Modules(nn.ModuleList, Generic[M]):
-    """nn.ModuleList, typed: torch's own forgets the class of its members."""
+    """nn.ModuleList with typed members."""
 
     if TYPE_CHECKING:
 

@@ -1,4 +1,4 @@
-"""Trunk maps of augmented views, computed once and read from a memory-mapped file."""
+"""Cache of trunk maps: computed once for augmented views, then read from a memory-mapped file."""
 
 from __future__ import annotations
 
@@ -29,11 +29,11 @@ if TYPE_CHECKING:
     from ncd_training.config.schema import DataConfig
     from ncd_training.model.branches import Trunk
 
-_CACHE_BATCH = 16
+_BATCH_IMAGES = 16
 
 
 class CachedViews(Views):
-    """Views whose trunk maps were computed beforehand: float16 [images, K, ...] in a memory-mapped file."""
+    """Views whose trunk maps are cached: float16 [images, K, ...] in a memory-mapped file."""
 
     whole_batches = True
 
@@ -42,13 +42,13 @@ class CachedViews(Views):
         self._rows = np.arange(len(self._maps))
 
     def only(self, rows: NDArray[np.int64]) -> Self:
-        """The same views of some of the images, counted from 0."""
+        """Return the same views for the images in `rows`, renumbered from 0."""
         chosen = copy(self)
         chosen._rows = self._rows[rows]
         return chosen
 
     def __getitems__(self, requests: list[ViewRequest]) -> list[Tensor]:
-        """The requested views of a batch, one tensor for each view; two views of an image are never the same one."""
+        """Return the requested views of a batch, one tensor for each view; the views of an image are all different."""
         rows = self._rows[[request.index for request in requests]]
         choices = np.array([self._choose(request.seeds) for request in requests])
         return [torch.from_numpy(self._maps[rows, column]).float() for column in choices.T]
@@ -60,10 +60,10 @@ class CachedViews(Views):
 def cache_views(
     trunk: Trunk, paths: Sequence[Path], data: DataConfig, *, folder: Path, track: Track, ranks: Ranks | None = None
 ) -> CachedViews:
-    """Compute the trunk's maps of `data.cache_views` views of every image, unless the same were computed before.
+    """Compute the trunk's maps of `data.cache_views` views of every image, unless they are cached already.
 
-    Which views these are does not depend on a run's seed, so that runs with several seeds can share them. Of several
-    training processes, those of a machine compute its file together.
+    The views do not depend on the run's seed, so that runs with different seeds can share them. The training processes
+    of a machine compute its file together.
     """
     ranks = ranks or Ranks()
     target = ranks.own_folder(folder) / f"views-{_fingerprint(trunk, paths, data)}.npy"
@@ -76,12 +76,12 @@ def cache_views(
 
 
 def cache_bytes(trunk: Trunk, images: int, data: DataConfig) -> int:
-    """How large the cache will be."""
+    """Return the size of the cache in bytes."""
     return images * data.cache_views * view_bytes(trunk, data.resolution)
 
 
 def view_bytes(trunk: Trunk, resolution: int) -> int:
-    """How large a cached view is, in float16."""
+    """Return the size of a cached view in bytes; maps are float16."""
     return math.prod(_map_shape(trunk, resolution)) * 2
 
 
@@ -96,16 +96,16 @@ def _write_maps(
     track: Track,
     ranks: Ranks,
 ) -> None:
-    """This process's part of the file. Whole batches: what else is in its batch may change a map's last bits."""
+    """Write this process's part of the file, in whole batches: the last bits of a map may depend on its batch."""
     device = trunk.mean.device
     shape = (len(requests), len(requests[0].seeds), *_map_shape(trunk, views[requests[0]][0].shape[-1]))
-    groups = [requests[start : start + _CACHE_BATCH] for start in range(0, len(requests), _CACHE_BATCH)]
-    start, mine = ranks.local_part(groups)
+    groups = [requests[start : start + _BATCH_IMAGES] for start in range(0, len(requests), _BATCH_IMAGES)]
+    start, own = ranks.local_part(groups)
     with target.open("r+b") as stream:
         np.lib.format.write_array_header_2_0(stream, {"descr": "<f2", "fortran_order": False, "shape": shape})
-        stream.seek(start * _CACHE_BATCH * math.prod(shape[1:]) * 2, os.SEEK_CUR)
-        loader = DataLoader(views, batch_sampler=mine, num_workers=workers)
-        for stacked in track(loader, "caching trunk views", len(loader)):
+        stream.seek(start * _BATCH_IMAGES * math.prod(shape[1:]) * 2, os.SEEK_CUR)
+        loader = DataLoader(views, batch_sampler=own, num_workers=workers)
+        for stacked in track(loader, "caching backbone features", len(loader)):
             images = torch.stack(stacked, dim=1)
             maps = trunk.maps(images.flatten(0, 1).to(device, memory_format=torch.channels_last)).half().cpu()
             stream.write(maps.contiguous().numpy().tobytes())

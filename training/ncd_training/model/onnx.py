@@ -1,6 +1,6 @@
-"""The frozen trunk in ONNX Runtime: on a CPU its convolutions are up to three times as fast as torch's.
+"""Frozen trunk in ONNX Runtime, whose convolutions on a CPU are up to three times as fast as torch's.
 
-A process of its own writes the ONNX file, so that what this needs of memory is given back.
+A separate process writes the ONNX file, so that the memory of the export is freed afterwards.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ _PACKAGES = ("onnx", "onnxscript")
 
 
 def configured_trunk(config: TrainConfig) -> OnnxTrunk | None:
-    """What computes the trunk instead of torch, if that was asked for and there is no GPU."""
+    """Return the trunk in ONNX Runtime if it is configured and there is no GPU, else None."""
     if not config.optim.onnx_trunk or torch.cuda.is_available():
         return None
     for package in _PACKAGES:
@@ -45,14 +45,14 @@ def configured_trunk(config: TrainConfig) -> OnnxTrunk | None:
 
 
 class OnnxTrunk:
-    """A trunk's maps, by sessions that are made from its weights as they are when it is asked."""
+    """Trunk in ONNX Runtime. A new session is made whenever the trunk's weights have changed."""
 
     def __init__(self, name: str, resolution: int) -> None:
         self._name, self._resolution = name, resolution
         self._digest, self._version = "", -1
 
     def maps(self, trunk: Trunk, images: Tensor, *, at_once: int) -> Tensor:
-        """uint8 images [B, 3, H, W] to maps, `at_once` of them at a time."""
+        """Return the maps of uint8 images [B, 3, H, W], computed for `at_once` images at a time."""
         session = self._session(trunk)
         pixels = images.permute(0, 2, 3, 1).contiguous()
         parts = [session.run(["maps"], {"image": few.numpy()})[0] for few in pixels.split(at_once)]
@@ -71,14 +71,14 @@ class OnnxTrunk:
         with TemporaryDirectory() as scratch:
             weights, model = Path(scratch) / "trunk.safetensors", Path(scratch) / "trunk.onnx"
             save_file({name: tensor.contiguous() for name, tensor in trunk.state_dict().items()}, weights)
-            words = [self._name, str(self._resolution), str(weights), str(model)]
-            # In a session of its own, or Ctrl-C would reach it as well.
-            subprocess.run([sys.executable, "-m", __name__, *words], check=True, start_new_session=True)
+            arguments = [self._name, str(self._resolution), str(weights), str(model)]
+            # In a new process session, or Ctrl-C would interrupt the export as well.
+            subprocess.run([sys.executable, "-m", __name__, *arguments], check=True, start_new_session=True)
             return open_session(model, threads=torch.get_num_threads())
 
 
 def weights_digest(trunk: Trunk) -> str:
-    """What a trunk's weights are known by."""
+    """Return a hash of a trunk's weights."""
     digest = sha256()
     for tensor in trunk.state_dict().values():
         digest.update(tensor.cpu().numpy().tobytes())
@@ -87,7 +87,7 @@ def weights_digest(trunk: Trunk) -> str:
 
 @cache
 def _sessions() -> dict[str, Session]:
-    """The newest session by its weights: a run builds its model more than once, but its trunk is the same."""
+    """Return the cache of the newest session by its weights: a run builds its model several times with one trunk."""
     return {}
 
 
@@ -110,20 +110,20 @@ def _write(name: str, resolution: int, weights: Path, target: Path) -> None:
     write_onnx(TrunkGraph(), target, resolution=resolution, metadata={})
 
 
-OPSET = 20  # what torch translates to without a conversion, and ONNX Runtime reads since 1.17
+OPSET = 20  # torch exports it without a conversion; ONNX Runtime reads it since 1.17
 
 
 class OnnxGraph(nn.Module):
-    """uint8 images [N, H, W, 3] to outputs with names."""
+    """Graph from uint8 images [N, H, W, 3] to named outputs."""
 
     @property
     def output_names(self) -> tuple[str, ...]:
-        """What it answers with, in the order of `forward`."""
+        """Names of the outputs, in the order of `forward`."""
         raise NotImplementedError
 
 
 def write_onnx(graph: OnnxGraph, target: Path, *, resolution: int, metadata: dict[str, str]) -> None:
-    """Write the graph, checked by onnx itself, with facts about its origin inside."""
+    """Write the graph as ONNX with `metadata` about its origin; onnx checks the result."""
     import onnx
 
     example = torch.zeros(2, resolution, resolution, 3, dtype=torch.uint8)
@@ -146,7 +146,7 @@ def write_onnx(graph: OnnxGraph, target: Path, *, resolution: int, metadata: dic
 
 @contextlib.contextmanager
 def _quiet():  # type: ignore[no-untyped-def]
-    """The exporter prints its progress and warns about its own internals; none of it is for users."""
+    """Silence the exporter, which prints its progress and warns about its own internals."""
     logger = logging.getLogger("torch.onnx")
     level = logger.level
     logger.setLevel(logging.ERROR)

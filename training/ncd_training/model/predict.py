@@ -1,4 +1,4 @@
-"""Run the exported branch over a list of images."""
+"""Predictions of the exported branch for a list of images."""
 
 from __future__ import annotations
 
@@ -16,34 +16,34 @@ from ncd_serve.progress import Track
 from ncd_training.model.branches import BranchOutput, DualBranchModel
 
 Ids = NDArray[np.int64]
-# Sees each batch as every branch does, e.g. `pair_quality.PairProbe`.
+# Observer of the outputs of all branches for each batch, e.g. `pair_quality.PairProbe`.
 See = Callable[[list[BranchOutput]], None]
 
 
 @dataclass(frozen=True)
 class Outputs:
-    """What the exported branch says of a list of images."""
+    """Predictions of the exported branch for a list of images."""
 
-    clusters: int  # how many there are to choose from
+    clusters: int  # number of clusters of the head
     embedding: NDArray[np.float32]
     known_ids: Ids
-    nearest_known: Ids  # the same, where the head may say "novel", too
+    nearest_known: Ids  # known class with the highest logit; differs from known_ids if the head also has novel classes
     cluster_ids: Ids
     confidences: NDArray[np.float32]
 
 
 class EvalImages(Dataset[torch.Tensor]):
-    """Images as the served model sees them: uint8 [3, H, W] through the one preprocessing."""
+    """Images with the preprocessing of the served model: uint8 [3, H, W]."""
 
     def __init__(self, paths: Sequence[Path], spec: PreprocessSpec) -> None:
         self._paths, self._spec = paths, spec
 
     def __len__(self) -> int:
-        """Number of images."""
+        """Return the number of images."""
         return len(self._paths)
 
     def __getitem__(self, index: int) -> torch.Tensor:
-        """One image."""
+        """Return one image."""
         return torch.from_numpy(load_array(self._paths[index], self._spec).copy()).permute(2, 0, 1)
 
 
@@ -58,7 +58,7 @@ def run_model(
     what: str,
     see: See | None = None,
 ) -> Outputs:
-    """The first branch's embeddings and decisions for image files; `see` is shown all branches on the way."""
+    """Return the first branch's embeddings and decisions for image files; `see` gets the outputs of all branches."""
     was_training = model.training
     model.eval()
     pinned = model.device.type == "cuda"
@@ -69,7 +69,7 @@ def run_model(
         outputs = [model.branches[0](maps)] if see is None else model(maps)
         if see is not None:
             see(outputs)
-        # Parts are large: only what is asked for is kept.
+        # Parts are large and are not kept.
         rows.append(tuple(tensor.cpu() for tensor in decisions(outputs[0], known=model.branches[0].known)))
     model.train(was_training)
     columns = [torch.cat(column).numpy() for column in zip(*rows, strict=True)]
@@ -77,7 +77,7 @@ def run_model(
 
 
 def decisions(output: BranchOutput, *, known: int) -> tuple[torch.Tensor, ...]:
-    """Columns of `Outputs` for a batch, on the model's device; `known` is the number of known classes."""
+    """Return the columns of `Outputs` for a batch, on the model's device; `known` is the number of known classes."""
     logits = output.known_logits
     confidences, cluster_ids = output.cluster_logits.softmax(dim=1).max(dim=1)
     return output.embedding, logits.argmax(1), logits[:, :known].argmax(1), cluster_ids, confidences

@@ -8,7 +8,7 @@ from torch import Tensor, nn
 
 
 class Block(nn.Module):
-    """Two 3x3 convolutions and a shortcut without weights: average pooling, and zeros for additional channels."""
+    """Residual block: two 3x3 convolutions, and a shortcut of average pooling with zeros for additional channels."""
 
     def __init__(self, width_in: int, width: int, stride: int = 1) -> None:
         super().__init__()
@@ -19,7 +19,7 @@ class Block(nn.Module):
         self.bn2 = nn.BatchNorm2d(width)
 
     def forward(self, maps: Tensor) -> Tensor:
-        """Maps [B, width_in, H, W] to [B, width, H / stride, W / stride], non-negative."""
+        """Return non-negative maps [B, width, H / stride, W / stride] of maps [B, width_in, H, W]."""
         shortcut = F.avg_pool2d(maps, self.stride) if self.stride > 1 else maps
         if self.extra:
             shortcut = F.pad(shortcut, (0, 0, 0, 0, 0, self.extra))
@@ -33,10 +33,10 @@ def _convolution(width_in: int, width: int, size: int) -> nn.Sequential:
 
 
 class SmallResNet(nn.Module):
-    """Three stages that halve the map: 32 px end as 4x4 maps.
+    """Residual network of three stages that halve the map: 32 px images end as 4x4 maps.
 
-    The last one is widened to 512 features by a 1x1 convolution, as wide as ResNet-18's: with few features the top-k
-    sets of different classes overlap so much that ranking statistics cannot tell them apart.
+    A 1x1 convolution widens the last stage to 512 features, as in ResNet-18: with few features the top-k sets of
+    different classes overlap so much that ranking statistics cannot tell the classes apart.
     """
 
     dim = 512

@@ -1,6 +1,6 @@
-"""The networks: each one cut into a frozen trunk and a tail, the last stage, which every branch gets a copy of.
+"""Backbones, each cut into a frozen trunk and a tail: the last stage, of which every branch has a copy.
 
-Adding one is one small function with a line in `TRUNKS`.
+A new backbone is one small function with a line in `TRUNKS`.
 """
 
 from __future__ import annotations
@@ -23,9 +23,9 @@ IMAGENET_MEAN, IMAGENET_STD = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)
 
 
 class TailOutput(NamedTuple):
-    """What a tail makes of a batch: `parts` [B, d, h, w] and the pooled `embedding` [B, d].
+    """Output of a tail: `parts` [B, d, h, w] and the pooled `embedding` [B, d].
 
-    Gradients flow through the embedding; parts are compared, which needs none.
+    Gradients flow through the embedding; parts are only compared, which needs no gradient.
     """
 
     parts: Tensor
@@ -34,9 +34,9 @@ class TailOutput(NamedTuple):
 
 @dataclass(frozen=True)
 class TrunkParts:
-    """A network cut in two, and what its images must look like.
+    """Backbone cut in two, and the normalisation of its images.
 
-    `network` is the uncut one: the same modules under the names that weight files know them by.
+    `network` is the uncut backbone: the same modules under their names in weight files.
     """
 
     network: nn.Module
@@ -48,7 +48,7 @@ class TrunkParts:
 
 
 class Tail(nn.Module):
-    """The last stage. Without `with_parts` nobody compares its parts, and it need not compute any: 0 x 0 of them."""
+    """Last stage of a backbone. Without `with_parts`, a tail need not compute parts and may return 0 x 0 of them."""
 
     with_parts = True
 
@@ -61,13 +61,13 @@ class ConvTail(Tail):
         self.stages = nn.Sequential(*stages)
 
     def forward(self, maps: Tensor) -> TailOutput:
-        """Trunk maps [B, c, H, W] to parts and embedding."""
+        """Return parts and embedding of trunk maps [B, c, H, W]."""
         parts = self.stages(maps)
         return TailOutput(parts, parts.mean(dim=(2, 3)))
 
 
 class TransformerTrunk(nn.Module):
-    """A timm vision transformer up to its last block: images to tokens [B, 1 + h*w, d]."""
+    """Vision transformer of timm up to its last block: images to tokens [B, 1 + h*w, d]."""
 
     def __init__(self, vit: Any) -> None:
         super().__init__()
@@ -76,7 +76,7 @@ class TransformerTrunk(nn.Module):
         self.cls_token, self.pos_embed = vit.cls_token, vit.pos_embed
 
     def forward(self, images: Tensor) -> Tensor:
-        """Images [B, 3, H, W] to tokens, the class token first."""
+        """Return the tokens of images [B, 3, H, W], the class token first."""
         patches = self.vit["patch_embed"](images)
         tokens = torch.cat([self.cls_token.expand(patches.shape[0], -1, -1), patches], dim=1) + self.pos_embed
         return self.blocks(self.vit["norm_pre"](tokens))
@@ -85,7 +85,7 @@ class TransformerTrunk(nn.Module):
 class TransformerTail(Tail):
     """Last block of a vision transformer: patch tokens are the parts, the class token is the embedding.
 
-    Ranking statistics compare the largest entries, so both pass a ReLU: the features must not be signed.
+    Ranking statistics compare the largest entries, so features must not be negative: both pass a ReLU.
     """
 
     def __init__(self, block: Any, norm: nn.Module, grid: tuple[int, int]) -> None:
@@ -93,33 +93,33 @@ class TransformerTail(Tail):
         self.block, self.norm, self.grid = block, norm, grid
 
     def forward(self, tokens: Tensor) -> TailOutput:
-        """Tokens [B, 1 + h*w, d] to parts and embedding."""
+        """Return parts and embedding of tokens [B, 1 + h*w, d]."""
         normed = self.block.norm1(tokens)
         keys, values = self._project(normed, slice(tokens.shape[2], None))
         embedding = self._features(tokens[:, :1], normed[:, :1], keys, values)[:, 0]
         if not self.with_parts:
             return TailOutput(embedding[..., None, None][..., :0, :0], embedding)
-        # Tokens meet as keys and values alone, and no term is a function of the parts: the rest needs no gradient.
+        # Patch tokens influence the embedding only as keys and values, and no loss term depends on the parts.
         with torch.no_grad():
             parts = self._features(tokens[:, 1:], normed[:, 1:], keys, values)
         return TailOutput(parts.transpose(1, 2).unflatten(2, self.grid), embedding)
 
     def _features(self, tokens: Tensor, normed: Tensor, keys: Tensor, values: Tensor) -> Tensor:
-        """Some of the tokens [B, n, d] after the block, in which they look at all."""
+        """Return some tokens [B, n, d] after the block, in which they attend to all tokens."""
         block, (queries,) = self.block, self._project(normed, slice(tokens.shape[2]))
         seen = F.scaled_dot_product_attention(queries, keys, values)
         mixed = tokens + block.ls1(block.attn.proj(seen.transpose(1, 2).flatten(2)))
         return torch.relu(self.norm(mixed + block.ls2(block.mlp(block.norm2(mixed)))))
 
     def _project(self, normed: Tensor, rows: slice) -> tuple[Tensor, ...]:
-        """Queries, keys or values of the tokens, [B, heads, n, d / heads] each, by their rows of the weights."""
+        """Return queries, keys or values of the tokens, [B, heads, n, d / heads] each, from `rows` of the weights."""
         attention = self.block.attn
         projected = F.linear(normed, attention.qkv.weight[rows], attention.qkv.bias[rows])
         return projected.unflatten(2, (-1, attention.num_heads, attention.head_dim)).permute(2, 0, 3, 1, 4).unbind()
 
 
 def _small_resnet(_resolution: int) -> TrunkParts:
-    """For images of about 32 px: trains from nothing in a minute on a CPU."""
+    """Build a network for images of about 32 px, which trains from random weights in a minute on a CPU."""
     net = SmallResNet()
     return TrunkParts(net, nn.Sequential(net.stem, net.layer1, net.layer2), ConvTail(net.layer3), net.dim)
 
@@ -164,7 +164,7 @@ TRUNKS: dict[str, Callable[[int], TrunkParts]] = {
 
 
 def build_trunk(name: str, *, resolution: int) -> TrunkParts:
-    """The named network with random weights, cut for images of `resolution` px."""
+    """Build the named backbone with random weights, cut for images of `resolution` px."""
     if name not in TRUNKS:
-        raise UsageError(f"unknown trunk '{name}'", hint=did_you_mean(name, TRUNKS))
+        raise UsageError(f"model.trunk: unknown backbone '{name}'", hint=did_you_mean(name, TRUNKS))
     return TRUNKS[name](resolution)

@@ -1,4 +1,4 @@
-"""Read a file of weights that somebody else made, without running any code that may be pickled in it."""
+"""Weight files of any origin, read without running code that may be pickled in them."""
 
 from __future__ import annotations
 
@@ -20,18 +20,18 @@ from ncd_training.base.run_dir import weights_path
 
 Channels = tuple[float, float, float]
 
-# Where checkpoints keep their tensors. Averaged weights come first: they are the ones that papers report.
+# Keys under which checkpoints keep their tensors. Averaged weights come first: papers report their results.
 _WRAPPERS = ("teacher", "student", "state_dict_ema", "model_ema", "state_dict", "model")
 _NOT_WEIGHTS = {
     b"<": ("is a web page, not weights", "open the address in a browser and download the file itself"),
     b"version https://git-lfs": ("is a Git LFS pointer, not weights", "fetch the file itself with: git lfs pull"),
 }
-_AGAIN = "download or copy it again"
+_COPY_AGAIN = "download or copy it again"
 
 
 @dataclass(frozen=True)
 class WeightFile:
-    """Tensors under the network's names, where they come from, and the normalisation they expect if the file says."""
+    """Tensors under the network's names, their file and format, and their normalisation if the file states it."""
 
     path: Path
     format: str
@@ -41,13 +41,13 @@ class WeightFile:
 
 
 def read_weights(path: Path) -> WeightFile:
-    """A weight file or run directory of any known format, recognised by the names in it."""
+    """Read a weight file or run directory of any known format, which is recognised by the names of the tensors."""
     path = weights_path(path)
     content, facts = _content(path)
     tensors = _tensors(content)
     if not tensors:
         found = ", ".join(map(str, list(content)[:5])) or "nothing"
-        raise DataError(f"{path} holds no weights but {found}", hint="save the network's state dict")
+        raise DataError(f"{path} holds no weights, only {found}", hint="save the network's state dict")
     if "model.trunk.mean" in tensors:
         return _own_run(path, tensors)
     if "method" in facts and "trunk" in facts:
@@ -66,13 +66,13 @@ def _own_run(path: Path, tensors: dict[str, Tensor]) -> WeightFile:
 
 
 def channels(moments: Tensor) -> Channels:
-    """A model's mean or standard deviation, stored as float32 for pixels of 0 to 255, for pixels of 0 to 1."""
+    """Convert a model's mean or standard deviation from pixels of 0 to 255 (float32) to pixels of 0 to 1."""
     red, green, blue = (round(value / 255, 6) for value in moments.flatten().tolist())
     return red, green, blue
 
 
 def _guess(tensors: dict[str, Tensor]) -> str:
-    """The format of a plain state dict."""
+    """Return the likely format of a plain state dict."""
     if "patch_embed.proj.weight" in tensors:
         return "timm" if "head.weight" in tensors else "DINO"
     if "conv_stem.weight" in tensors:
@@ -86,11 +86,11 @@ def _content(path: Path) -> tuple[Mapping[str, Any], dict[str, str]]:
     with path.open("rb") as stream:
         start = stream.read(64)
     if not start:
-        raise DataError(f"{path} is empty", hint=_AGAIN)
+        raise DataError(f"{path} is empty", hint=_COPY_AGAIN)
     for beginning, (problem, hint) in _NOT_WEIGHTS.items():
         if start.lstrip().startswith(beginning):
             raise DataError(f"{path} {problem}", hint=hint)
-    # A safetensors file is the length of its header in 8 bytes, then the header: JSON.
+    # A safetensors file begins with the length of its header in 8 bytes, then the header as JSON.
     return _safetensors(path) if start[8:9] == b"{" else (_pickled(path), {})
 
 
@@ -99,29 +99,29 @@ def _safetensors(path: Path) -> tuple[dict[str, Tensor], dict[str, str]]:
         with safe_open(path, framework="pt") as stored:
             return {key: stored.get_tensor(key) for key in stored.keys()}, stored.metadata() or {}  # noqa: SIM118
     except (SafetensorError, OSError) as error:
-        raise DataError(f"{path} is damaged: {error}", hint=_AGAIN) from None
+        raise DataError(f"{path} is damaged: {error}", hint=_COPY_AGAIN) from None
 
 
 def _pickled(path: Path) -> Mapping[str, Any]:
     try:
-        # DINO's full checkpoints hold their command line: a class that does nothing but keep values.
+        # DINO's full checkpoints hold their command line as a Namespace, which only stores values.
         with torch.serialization.safe_globals([Namespace]), warnings.catch_warnings():
-            warnings.simplefilter("ignore")  # about pickles of other protocols: they end as errors here
+            warnings.simplefilter("ignore")  # about other pickle protocols: such files end as errors here
             content = torch.load(path, map_location="cpu", weights_only=True)
-    except Exception as error:  # a damaged or foreign pickle fails in any way it likes
+    except Exception as error:  # a damaged or foreign pickle may raise anything
         if code := re.search(r"GLOBAL (\S+) was not an allowed global", str(error)):
             raise DataError(
-                f"{path} asks for code, {code[1]}, which was not run",
+                f"{path} contains code ({code[1]}), which was not run",
                 hint="if you trust the file, load it yourself and save its state dict with safetensors.torch.save_file",
             ) from None
-        raise DataError(f"{path} is damaged, or no file of weights", hint=_AGAIN) from None
+        raise DataError(f"{path} is damaged or not a file of weights", hint=_COPY_AGAIN) from None
     if not isinstance(content, Mapping):
         raise DataError(f"{path} holds a {type(content).__name__}, not weights", hint="save the network's state dict")
     return content
 
 
 def _tensors(content: Mapping[str, Any]) -> dict[str, Tensor]:
-    """The tensors of a state dict or of the one wrapped in a checkpoint, without the prefix of data parallelism."""
+    """Return the tensors of a state dict, which may be inside a checkpoint, without the prefix of data parallelism."""
     for key in _WRAPPERS:
         if isinstance(content.get(key), Mapping):
             return _tensors(content[key])

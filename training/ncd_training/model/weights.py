@@ -1,4 +1,4 @@
-"""Initial weights for a trunk and its tail, and a report of what a file gave them."""
+"""Initial weights of trunk and tail, and a report of the tensors that a file provided."""
 
 from __future__ import annotations
 
@@ -23,13 +23,13 @@ if TYPE_CHECKING:
     from ncd_training.config.schema import TrainConfig
     from ncd_training.model.branches import Trunk
 
-_SHOWN = 4  # names in a message
-_COUNTER = "num_batches_tracked"  # of batch norm; old files have none, and nothing reads it
+_MAX_NAMES = 4  # of tensors in a message
+_COUNTER = "num_batches_tracked"  # of batch norm; missing in old files, and nothing reads it
 
 
 @dataclass(frozen=True)
 class WeightsReport:
-    """What was taken from a file. Nothing that the trunk or the tail needs is ever missing."""
+    """Report of the tensors taken from a file: always all that trunk and tail need."""
 
     file: WeightFile
     matched: int
@@ -37,19 +37,19 @@ class WeightsReport:
 
     @property
     def line(self) -> str:
-        """For the plan."""
-        unused = f" (unused: {_few(self.unused)})" if self.unused else ""
+        """Line of the plan."""
+        unused = f" (unused: {_listed(self.unused)})" if self.unused else ""
         return f"{self.file.format} weights: {self.matched} of {self.matched} tensors from {self.file.path}{unused}"
 
     def facts(self) -> InitialWeights:
-        """Return what the run's summary and the model card say."""
+        """Return the entry of the run's summary and the model card."""
         file = self.file
         return InitialWeights(file=file.path.name, format=file.format, sha256=sha256(file.path))
 
 
 def initial_trunk(config: TrainConfig, *, weights: Path | None) -> tuple[TrunkParts, WeightsReport | None]:
-    """The configured network with the weights of a file, or random ones, and the normalisation that goes with them."""
-    torch.manual_seed(config.optim.seed)  # also for the heads, which are made next
+    """Build the configured backbone with weights of a file or random weights, and their normalisation."""
+    torch.manual_seed(config.optim.seed)  # also for the heads, which are built next
     parts = build_trunk(config.model.trunk, resolution=config.data.resolution)
     report = load_weights(parts, weights) if weights else None
     file = report.file if report else None
@@ -59,7 +59,7 @@ def initial_trunk(config: TrainConfig, *, weights: Path | None) -> tuple[TrunkPa
 
 
 def check_weights(config: TrainConfig) -> None:
-    """Raise when there is no such trunk, it cannot run, or the configured weights do not fit it; without making one."""
+    """Raise if the configured backbone is unknown, cannot run, or does not fit the weights; do not allocate it."""
     configured_trunk(config)
     with torch.device("meta"):
         parts = build_trunk(config.model.trunk, resolution=config.data.resolution)
@@ -68,7 +68,7 @@ def check_weights(config: TrainConfig) -> None:
 
 
 def load_weights(parts: TrunkParts, path: Path) -> WeightsReport:
-    """Copy a file's weights into trunk and tail: all that they need, or DataError."""
+    """Copy a file's weights into trunk and tail; DataError if one is missing."""
     file = read_weights(path)
     matched, unused = _match(parts, file)
     targets = parts.network.state_dict()
@@ -78,7 +78,7 @@ def load_weights(parts: TrunkParts, path: Path) -> WeightsReport:
 
 
 def save_weights(parts: TrunkParts, path: Path, *, trunk: Trunk, facts: dict[str, str]) -> None:
-    """Write the weights of trunk and tail under the network's names, with the normalisation that goes with them."""
+    """Write the weights of trunk and tail under the network's names, and the normalisation of these weights."""
     state = parts.network.state_dict()
     tensors = {name: state[name].cpu().contiguous() for name in _places(parts).values()}
     moments = {"mean": json.dumps(channels(trunk.mean)), "std": json.dumps(channels(trunk.std))}
@@ -87,7 +87,7 @@ def save_weights(parts: TrunkParts, path: Path, *, trunk: Trunk, facts: dict[str
 
 
 def _match(parts: TrunkParts, file: WeightFile) -> tuple[dict[str, Tensor], list[str]]:
-    """The file's tensors for the network's names, and the names of those that nothing needs."""
+    """Return the file's tensors by the network's names, and the names of unused tensors."""
     wanted, found = _compare(parts, file)
     fitting = {name: found[name] for name in wanted if name in found and found[name].shape == wanted[name].shape}
     if len(fitting) < len(wanted):
@@ -97,7 +97,7 @@ def _match(parts: TrunkParts, file: WeightFile) -> tuple[dict[str, Tensor], list
 
 
 def _compare(parts: TrunkParts, file: WeightFile) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
-    """What trunk and tail need and what a file has, both under the network's names."""
+    """Return the tensors that trunk and tail need and those of a file, both under the network's names."""
     network, places = parts.network.state_dict(), _places(parts)
     wanted = {name: network[name] for name in places.values() if not name.endswith(_COUNTER)}
     found = {places.get(name, name): tensor for name, tensor in file.tensors.items()}
@@ -107,7 +107,7 @@ def _compare(parts: TrunkParts, file: WeightFile) -> tuple[dict[str, Tensor], di
 
 
 def _places(parts: TrunkParts) -> dict[str, str]:
-    """The network's names of all that trunk and tail hold, by the names that the same has in a run of our own."""
+    """Return the network's names of the tensors of trunk and tail, by their names in checkpoints of a run."""
     names = {id(tensor): name for name, tensor in parts.network.state_dict(keep_vars=True).items()}
     return {
         f"{prefix}.{name}": names[id(tensor)]
@@ -117,7 +117,7 @@ def _places(parts: TrunkParts) -> dict[str, str]:
 
 
 def _resampled(given: Tensor, wanted: Tensor, vit: Any) -> Tensor:
-    """Position embeddings [1, 1 + h*w, d] of a square grid, for the grid of another resolution."""
+    """Resample position embeddings [1, 1 + h*w, d] of a square grid to the grid of another resolution."""
     same_width = given.dim() == 3 and given.shape[-1] == wanted.shape[-1]
     side = round(max(given.shape[1] - 1, 0) ** 0.5) if same_width else 0
     if given.shape == wanted.shape or side == 0 or side * side != given.shape[1] - 1:
@@ -134,10 +134,10 @@ def _misfit(file: WeightFile, wanted: dict[str, Tensor], found: dict[str, Tensor
         for name, tensor in wanted.items()
         if name in found and found[name].shape != tensor.shape
     ]
-    text = f"{file.path} does not fit the trunk: {matched} of {len(wanted)} tensors match"
-    text += f"; missing: {_few(missing)}" if missing else ""
-    text += f"; of another shape: {_few(other)}" if other else ""
-    return f"{text}; the file holds {len(holds)} tensors, format {file.format}: {_few(holds)}"
+    text = f"{file.path} does not fit the backbone: {matched} of {len(wanted)} tensors match"
+    text += f"; missing: {_listed(missing)}" if missing else ""
+    text += f"; wrong shape: {_listed(other)}" if other else ""
+    return f"{text}; the file holds {len(holds)} tensors, format {file.format}: {_listed(holds)}"
 
 
 def _other_trunk(file: WeightFile) -> str:
@@ -146,9 +146,9 @@ def _other_trunk(file: WeightFile) -> str:
             parts = build_trunk(name, resolution=224)
         wanted, found = _compare(parts, file)
         if all(name in found and found[name].shape == tensor.shape for name, tensor in wanted.items()):
-            return f"it fits --set model.trunk={name}"
-    return f"it fits none of the trunks: {', '.join(TRUNKS)}"
+            return f"use the backbone that the file fits: --set model.trunk={name}"
+    return f"use weights of one of the backbones {', '.join(TRUNKS)}"
 
 
-def _few(names: list[str]) -> str:
-    return ", ".join(names[:_SHOWN]) + (f", and {len(names) - _SHOWN} more" if len(names) > _SHOWN else "")
+def _listed(names: list[str]) -> str:
+    return ", ".join(names[:_MAX_NAMES]) + (f", and {len(names) - _MAX_NAMES} more" if len(names) > _MAX_NAMES else "")

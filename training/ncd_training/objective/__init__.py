@@ -1,4 +1,4 @@
-"""Discovery methods: the paper's own (`dual.py`), the systems that it compares with, and what they share."""
+"""Discovery methods: the paper's own (`dual.py`), the systems that it compares with, and their common parts."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def method_named(name: str) -> type[Method]:
 
 
 def checked(config: TrainConfig) -> TrainConfig:
-    """Return the configuration with its method's own settings complete; UsageError if the method cannot take it."""
+    """Return the configuration with its method's own settings complete; UsageError if they do not fit the method."""
     kind = method_named(config.method.name)
     try:
         settings = kind.Settings.model_validate(config.method.own)
@@ -41,13 +41,13 @@ def checked(config: TrainConfig) -> TrainConfig:
 
 
 def build_method(config: TrainConfig, model: DualBranchModel, *, images: int, clusters: int) -> Method:
-    """Create the configured method for so many unlabelled images and clusters."""
+    """Create the configured method for these numbers of unlabelled images and clusters."""
     return method_named(config.method.name).build(config, model, images=images, clusters=clusters)
 
 
 @cache
 def _methods() -> dict[str, type[Method]]:
-    """Every class with a name in the modules of this folder."""
+    """Return every method class with a name, from the modules of this folder."""
     for module in pkgutil.iter_modules(__path__):
         import_module(f"{__name__}.{module.name}")
     return {kind.name: kind for kind in _below(Method) if kind.name}

@@ -1,7 +1,7 @@
-"""Deep transfer clustering (Han, Vedaldi & Zisserman, ICCV 2019): learn what a sharpened version of itself says.
+"""Deep transfer clustering (Han, Vedaldi & Zisserman, ICCV 2019): a model learns its own predictions, sharpened.
 
-The cluster head holds centres in a small space (`heads.CentreHead`). Targets are made of its own predictions, squared
-and evened out. Variants differ in what two looks at an image have to do with each other.
+The cluster head holds centres in a small space (`branches.CentreHead`). Targets are the head's own predictions, squared
+and balanced over the clusters. Variants differ in the consistency that they ask of two views of an image.
 """
 
 from __future__ import annotations
@@ -29,21 +29,22 @@ if TYPE_CHECKING:
     from ncd_training.config.schema import TrainConfig
     from ncd_training.model.branches import Branch, DualBranchModel, Modules
 
-_VIEWS = 1  # of each image, where targets are made
+_VIEWS = 1  # of each image, for new targets
 
 
 class DtcSettings(Section):
     """Settings of the method dtc."""
 
-    # pi: two views of an image agree; te: a view agrees with the mean of earlier epochs; tep: that makes the targets.
+    # pi: two views of an image agree; te: a view agrees with the mean of earlier epochs; tep: as te, and the targets
+    # are made from this mean.
     variant: Literal["baseline", "pi", "te", "tep"] = "pi"
-    warm_up_epochs: int = Field(10, ge=0)  # with the targets of the first clustering
+    warm_up_epochs: int = Field(10, ge=0)  # epochs with the targets of the first clustering
     refresh_epochs: int = Field(5, ge=1)
-    memory: float = Field(0.6, ge=0, lt=1)  # alpha of te and tep
+    memory: float = Field(0.6, ge=0, lt=1)  # alpha of te and tep: weight of earlier epochs in the mean
 
 
 class DeepTransferClustering(Method):
-    """KL divergence to sharpened targets; `pi`, `te` and `tep` add agreement between two views of an image."""
+    """Method with the KL divergence to sharpened targets; `pi`, `te` and `tep` add consistency between views."""
 
     name = "dtc"
     title = "deep transfer clustering (Han, Vedaldi and Zisserman, ICCV 2019)"
@@ -58,11 +59,11 @@ class DeepTransferClustering(Method):
         self.settings, self.loss, self.ramp = settings, loss, 0.0
         self.register_buffer("targets", torch.zeros(images, clusters))  # p
         self.register_buffer("ensemble", torch.zeros(images, clusters))  # running mean of q, not yet bias-corrected
-        self.register_buffer("seen", torch.zeros(images))  # how often an image went into it
+        self.register_buffer("seen", torch.zeros(images))  # number of predictions of an image in `ensemble`
 
     @classmethod
     def build(cls, config: TrainConfig, model: DualBranchModel, *, images: int, clusters: int) -> Self:
-        """Create the method with targets for so many images and clusters."""
+        """Create the method with targets for these numbers of images and clusters."""
         return cls(DtcSettings.model_validate(config.method.own), config.loss, images=images, clusters=clusters)
 
     def before_training(self, model: DualBranchModel, material: Material) -> None:
@@ -93,7 +94,7 @@ class DeepTransferClustering(Method):
         self._make_targets(q.to(self.targets.device))
 
     def forward(self, batch: Batch) -> dict[str, Tensor]:
-        """The terms by name."""
+        """Return the loss terms by name."""
         n, rows, variant = len(batch.labels), batch.rows, self.settings.variant
         logits = batch.first[0].cluster_logits[n:]
         terms = {"clustering": F.kl_div(logits.log_softmax(dim=1), self.targets[rows], reduction="batchmean")}
@@ -105,14 +106,14 @@ class DeepTransferClustering(Method):
 
     @torch.no_grad()
     def remember(self, batch: Batch, *, branches: Modules[Branch], generator: torch.Generator) -> None:
-        """Predictions of this step go into the mean over epochs."""
+        """Add this step's predictions to the mean over epochs."""
         q, alpha = batch.first[0].cluster_logits[len(batch.labels) :].softmax(dim=1), self.settings.memory
         rows = batch.rows
         self.ensemble[rows] = alpha * self.ensemble[rows] + (1.0 - alpha) * q
         self.seen[rows] += 1.0
 
     def _mean_so_far(self, rows: Tensor | slice = slice(None), unseen: Tensor | None = None) -> Tensor:
-        """Bias-corrected; an image that was never seen has `unseen`."""
+        """Return the bias-corrected mean over epochs; `unseen` for an image without predictions."""
         seen = self.seen[rows].unsqueeze(1)
         mean = self.ensemble[rows] / (1.0 - self.settings.memory**seen).clamp_min(torch.finfo(torch.float32).tiny)
         return mean if unseen is None else torch.where(seen > 0, mean, unseen.detach())
@@ -123,16 +124,16 @@ class DeepTransferClustering(Method):
 
 
 def sharpened(q: Tensor) -> Tensor:
-    """p_ik in proportion to q_ik^2 / sum_i q_ik: surer than q, and evened out over the clusters."""
+    """Return p_ik in proportion to q_ik^2 / sum_i q_ik: more confident than q, and balanced over the clusters."""
     p = q.square() / q.sum(dim=0)
     return p / p.sum(dim=1, keepdim=True)
 
 
 @torch.no_grad()
 def start_head(head: CentreHead, features: Tensor, *, seed: int) -> None:
-    """Features [M, d] to as many principal components as clusters, which become the projection; k-means finds centres.
+    """Set the projection to the first principal components of features [M, d], and the centres by k-means.
 
-    Of fewer images or features than clusters there are not so many components: the missing ones stay 0.
+    There are as many components as clusters. With fewer images or features, the missing components are 0.
     """
     clusters = len(head.centres)
     found = PCA(min(clusters, *features.shape), random_state=seed).fit(features.numpy())

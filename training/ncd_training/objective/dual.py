@@ -1,4 +1,4 @@
-"""The paper's method on one screen: the sum of terms that both branches are trained with, and its memories (Eq. 9)."""
+"""Method of the paper on one screen: the loss terms of both branches, and the memories that they need (Eq. 9)."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ if TYPE_CHECKING:
 
 
 class DualObjective(Method):
-    """Loss terms of a batch whose labelled images come first. Holds the part dictionaries and the feature banks."""
+    """Objective of the paper. Computes the loss terms of a batch, and holds part dictionaries and feature banks."""
 
     name = "dual"
     title = "dual ranking statistics and mutual knowledge distillation (Zhao and Han, NeurIPS 2021)"
@@ -57,7 +57,7 @@ class DualObjective(Method):
         self.self_label_weight = (own_labels or SelfLabelConfig()).weight
         self.pseudo_labels = Modules(PseudoLabels(kind, dim, model=model, labels=labels) for kind in self.kinds)
         self.banks = FeatureBanks(model.bank_size, dim, branches=len(self.kinds))
-        # Targets [M, C] of the unlabelled images from `self_labels`; zeros before the first ones, None if unused.
+        # Targets [M, C] of the unlabelled images from `self_labels`; zeros before the first refresh, None if unused.
         self.register_buffer("targets", None)
 
     @classmethod
@@ -77,23 +77,23 @@ class DualObjective(Method):
 
     @classmethod
     def check(cls, config: TrainConfig) -> None:
-        """Raise UsageError when no term is left to train with."""
+        """Raise UsageError if all loss terms are off."""
         super().check(config)
         loss = config.loss
         others = loss.balance_weight, config.self_labels.weight, config.model.heads == "joint"
         if not any((loss.pairwise, loss.cross_entropy, loss.consistency, *others)):
             raise UsageError(
-                "all terms of the loss are off, or all but distillation, which waits for filled banks",
-                hint="ncd-serve config show tells where settings come from",
+                "all loss terms are off, or all except distillation, which has no effect before the banks are filled",
+                hint="switch on another term in the section loss; `ncd-serve config show` lists all settings",
             )
 
     @classmethod
     def teaches_known_in(cls, config: TrainConfig) -> bool:
-        """Return whether cross entropy on the known classes is among the terms."""
+        """Return True if cross entropy on the known classes is among the loss terms."""
         return config.loss.cross_entropy
 
     def before_epoch(self, model: DualBranchModel, epoch: int, material: Material) -> None:
-        """Refresh the targets of the cluster heads now and then (recipe `plus`)."""
+        """Refresh the targets of the cluster heads every few epochs (recipe `plus`)."""
         if self.targets is not None and self_labels.due(material.config, epoch):
             self_labels.refresh(self.targets, model, epoch, material)
 
@@ -145,26 +145,26 @@ class DualObjective(Method):
         clusters = a.cluster_logits.softmax(1), b.cluster_logits.softmax(1)
         if self.loss.consistency_form == "paper":
             return squared_distance(known[0][:n], known[1][:n]) + squared_distance(clusters[0][n:], clusters[1][n:])
-        # An open world has one head: it is counted once.
+        # In an open world there is one head, which counts once.
         return consistency(*clusters) + (consistency(*known) if self.heads != "open_world" else 0.0)
 
     @torch.no_grad()
     def remember(self, batch: Batch, *, branches: Modules[Branch], generator: torch.Generator) -> None:
-        """Enqueue this step's features after they were compared with the past, in all banks together."""
+        """Push this step's features into all banks together, after the loss compared them with earlier features."""
         self.banks.push([output.embedding for output in batch.first])
         for judge, branch, output in zip(self.pseudo_labels, branches, batch.first, strict=True):
             judge.remember(output, batch.labels, branch=branch, generator=generator)
 
 
 class RankStat(DualObjective):
-    """One branch of the objective; its recipe has the settings."""
+    """Objective with a single branch; the recipe `rankstat` has the settings."""
 
     name = "rankstat"
     title = "ranking statistics (Han et al., ICLR 2020)"
 
 
 def _joint(output: BranchOutput, n: int) -> Tensor:
-    """Cross entropy of RankStat's incremental head: on unlabelled images its targets are the cluster head's answers."""
+    """Return the cross entropy of RankStat's joint head on unlabelled images; targets are the cluster head's ids."""
     known = output.known_logits.shape[1] - output.cluster_logits.shape[1]
     return F.cross_entropy(output.known_logits[n:], known + output.cluster_logits[n:].argmax(dim=1))
 

@@ -1,7 +1,7 @@
-"""KCL and MCL (Hsu, Lv & Kira, ICLR 2018 and 2019): what the known classes say of pairs is carried over to new images.
+"""KCL and MCL (Hsu, Lv & Kira, ICLR 2018 and 2019): similarity of pairs is transferred to unlabelled images.
 
-First a network learns on labelled images whether two of them are alike. Then it judges all pairs of unlabelled images,
-and the cluster head learns to agree with it.
+First a similarity network learns from labelled images to tell pairs of the same class from other pairs. Then the
+network judges all pairs of unlabelled images, and the cluster head learns to agree.
 """
 
 from __future__ import annotations
@@ -29,31 +29,31 @@ if TYPE_CHECKING:
 
 _EPSILON = 1e-7
 _VIEWS = 4  # of each unlabelled image
-_MILESTONES, _DECAY = (0.6, 0.8), 0.1  # of the similarity network's epochs: 30 and 40 of 50
+_MILESTONES, _DECAY = (0.6, 0.8), 0.1  # fractions of the similarity network's epochs: 30 and 40 of 50
 
 
 class SimilarityNetwork(nn.Module):
-    """Embeddings of all pairs side by side, [f_i, f_j], to logits of `different` and `alike`."""
+    """Network from pairs of embeddings side by side, [f_i, f_j], to logits of `different` and `alike`."""
 
     def __init__(self, tail: nn.Module, dim: int) -> None:
         super().__init__()
         self.tail = tail
-        # A linear layer on two vectors side by side is the sum of one on each: pairs cost an addition, not a product.
+        # A linear layer on two concatenated vectors is the sum of a layer on each, so a pair costs only an addition.
         self.left, self.right = nn.Linear(dim, 4 * dim), nn.Linear(dim, 4 * dim, bias=False)
         self.norm, self.judge = nn.BatchNorm1d(4 * dim), nn.Linear(4 * dim, 2)
 
     def forward(self, maps: Tensor) -> Tensor:
-        """Trunk maps of B images to logits [B, B, 2]."""
+        """Return the logits [B, B, 2] of all pairs of B images, from their trunk maps."""
         return self.compare(self.tail(maps).embedding)
 
     def compare(self, embedding: Tensor) -> Tensor:
-        """Embeddings [B, d] of its own to logits [B, B, 2]."""
+        """Return the logits [B, B, 2] of all pairs of embeddings [B, d] that this network computed."""
         pairs = (self.left(embedding).unsqueeze(1) + self.right(embedding).unsqueeze(0)).flatten(0, 1)
         return self.judge(F.relu(self.norm(pairs))).unflatten(0, (len(embedding), len(embedding)))
 
 
 class PairLearning(Method):
-    """Clusters that agree with the similarity network on all pairs of a batch; both views of an image are in it."""
+    """Base class of KCL and MCL: clusters agree with the similarity network on all pairs of a batch of both views."""
 
     needs = MappingProxyType({"branches": "global", "heads": "separate"})
     seen: Tensor
@@ -62,7 +62,7 @@ class PairLearning(Method):
         super().__init__()
         self.settings = settings
         self.similarity = SimilarityNetwork(deepcopy(tail), dim).requires_grad_(False)
-        # The network does not change while clusters are learned, so each image is looked at once.
+        # The network does not change during discovery, so each image is embedded once.
         self.register_buffer("seen", torch.zeros(images, dim))
 
     @classmethod
@@ -83,7 +83,7 @@ class PairLearning(Method):
         self.seen.copy_(seen)
 
     def before_epoch(self, model: DualBranchModel, epoch: int, material: Material) -> None:
-        """Keep the similarity network in eval mode: a resumed run begins in training mode."""
+        """Set the similarity network to eval mode: a resumed run begins in training mode."""
         self.similarity.eval()
 
     def forward(self, batch: Batch) -> dict[str, Tensor]:
@@ -94,7 +94,7 @@ class PairLearning(Method):
         return {"pairwise": self.cost(clusters, alike)}
 
     def cost(self, clusters: Tensor, alike: Tensor) -> Tensor:
-        """Return the loss of cluster probabilities [B, C] whose pairs [B, B] are alike or not."""
+        """Return the loss of cluster probabilities [B, C]; `alike` [B, B] is 1 for pairs of the same class, else 0."""
         raise NotImplementedError
 
 
@@ -105,7 +105,7 @@ class KclSettings(Section):
 
 
 class Kcl(PairLearning):
-    """Constrained clustering network: KL divergences of pairs."""
+    """Method of the constrained clustering network: KL divergences of pairs."""
 
     name = "kcl"
     title = "a constrained clustering network (Hsu, Lv and Kira, ICLR 2018)"
@@ -118,7 +118,7 @@ class Kcl(PairLearning):
 
 
 class Mcl(PairLearning):
-    """Meta classification likelihood: binary cross entropy of pairs."""
+    """Method of the meta classification likelihood: binary cross entropy of pairs."""
 
     name = "mcl"
     title = "meta classification likelihood (Hsu et al., ICLR 2019)"
@@ -129,7 +129,7 @@ class Mcl(PairLearning):
 
 
 def train_similarity(network: SimilarityNetwork, model: DualBranchModel, material: Material) -> None:
-    """Cross entropy on all pairs of labelled images in a batch."""
+    """Train the similarity network with cross entropy on all pairs of labelled images in a batch."""
     stage, labels = material.config.similarity, material.labels.to(model.device)
 
     def loss(inputs: Tensor, rows: Tensor) -> Tensor:
@@ -156,9 +156,9 @@ def train_similarity(network: SimilarityNetwork, model: DualBranchModel, materia
 
 
 def pairwise_kl(clusters: Tensor, alike: Tensor, *, margin: float) -> Tensor:
-    """KCL: both KL divergences of a pair shrink if it is alike, and grow up to a margin if not; mean over all pairs.
+    """Return KCL's loss: both KL divergences of a pair shrink if `alike`, and grow up to a margin if not.
 
-    `clusters` [B, C] are probabilities; in KL(p_i || p_j) the gradient flows into p_j alone.
+    `clusters` [B, C] are probabilities; in KL(p_i || p_j) the gradient flows into p_j alone. Mean over all pairs.
     """
     logs = clusters.clamp_min(_EPSILON).log()
     target = clusters.detach()

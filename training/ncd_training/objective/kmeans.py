@@ -1,4 +1,4 @@
-"""k-means on the features that training would start from: the baseline that everything has to beat."""
+"""Baseline method: k-means on the features that training would start from."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ STARTS = 20
 
 
 class KMeansCentres(Method):
-    """Baseline that trains nothing: the cluster head answers with the nearest centre."""
+    """Method without training: the cluster head predicts the nearest centre of k-means."""
 
     name = "kmeans"
     title = "k-means on the features that training would start from"
@@ -38,13 +38,13 @@ class KMeansCentres(Method):
 
     @classmethod
     def check(cls, config: TrainConfig) -> None:
-        """Raise UsageError when epochs are asked for."""
+        """Raise UsageError if the settings ask for epochs of training."""
         super().check(config)
         if config.optim.epochs:
-            raise UsageError("the method kmeans trains nothing", hint="set optim.epochs=0, as its recipe does")
+            raise UsageError("the method kmeans has no training", hint="set optim.epochs=0, as in the recipe kmeans")
 
     def before_training(self, model: DualBranchModel, material: Material) -> None:
-        """Cluster the unlabelled images as a served model would see them, and set the head to the centres."""
+        """Cluster the unlabelled images with the preprocessing of a served model, and set the head to the centres."""
         data = material.config.data
         outputs = run_model(
             model,
@@ -52,7 +52,7 @@ class KMeansCentres(Method):
             data.preprocess,
             workers=data.workers,
             track=material.track,
-            what="features for k-means",
+            what="computing features for k-means",
         )
         head = model.branches[0].linear_cluster_head
         set_to_centres(head, torch.from_numpy(outputs.embedding), seed=material.config.optim.seed)
@@ -60,10 +60,11 @@ class KMeansCentres(Method):
 
 @torch.no_grad()
 def set_to_centres(head: nn.Linear, features: Tensor, *, seed: int) -> None:
-    """k-means on features [M, d], on their directions where the head compares those; nearest centre = highest logit.
+    """Run k-means on features [M, d] and set the head such that the nearest centre has the highest logit.
 
-    -|z - c|^2 is 2 z.c - |c|^2 but for what all clusters share. It is counted in units of the mean distance to the
-    nearest centre, so that confidence does not depend on how long features are.
+    -|z - c|^2 is 2 z.c - |c|^2 up to a term that all clusters share. The unit is the mean squared distance to the
+    nearest centre, so that confidence does not depend on the scale of features. For a cosine head, features are
+    normalised first.
     """
     directions = isinstance(head, CosineHead)
     if directions:

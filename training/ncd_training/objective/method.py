@@ -1,4 +1,4 @@
-"""Base class of discovery methods, and what a method gets to work with."""
+"""Base class of discovery methods, and the inputs of a method."""
 
 from __future__ import annotations
 
@@ -24,19 +24,19 @@ if TYPE_CHECKING:
     from ncd_training.model.branches import Branch, BranchOutput, DualBranchModel
     from ncd_training.objective.pseudo_labels import PseudoLabels
 
-_BATCH = 256
+_BATCH_IMAGES = 256
 
 
 @dataclass(frozen=True)
 class Material:
-    """Everything a method may look at: never the true classes of unlabelled images."""
+    """Inputs of a method beside the batches; true classes of unlabelled images are not among them."""
 
-    views: Views  # of the labelled images, then of the unlabelled ones
+    views: Views  # of the labelled images, then of the unlabelled images
     labels: Tensor
     unlabelled: Sequence[Path]
     config: TrainConfig
     track: Track
-    stages: Path | None = None  # folder that keeps epochs of stages before discovery
+    stages: Path | None = None  # folder of checkpoints of stages before discovery
 
     @property
     def unlabelled_rows(self) -> range:
@@ -45,12 +45,12 @@ class Material:
 
 
 class Batch(NamedTuple):
-    """Outputs of every branch for two views of some images, labelled ones first."""
+    """Outputs of every branch for two views of some images, labelled images first."""
 
     first: list[BranchOutput]
     second: list[BranchOutput]
     labels: Tensor  # [N], of the first N images
-    rows: Tensor  # [M], numbers of the unlabelled images that follow them
+    rows: Tensor  # [M], row numbers of the unlabelled images, which follow
     ramp: float  # grows from 0 to 1 as the run warms up (Eq. 10)
 
 
@@ -58,25 +58,25 @@ class Method(nn.Module):
     """Base class of discovery methods. Data, trunk, loop, checkpoints, evaluation and export are common to all.
 
     A method computes the loss terms of a batch. State that must survive a resume is registered as buffers.
-    To add one: a module in this folder with a subclass that has a name, and a recipe of that name.
+    To add a method, write a module in this folder with a subclass that has a name, and a recipe of that name.
     """
 
     name: ClassVar[str] = ""  # as in `--method`
     title: ClassVar[str] = ""  # for reports and model cards
     needs: ClassVar[Mapping[str, str]] = {}  # settings of the section `model` that the method requires
     teaches_known: ClassVar[bool] = False  # discovery trains a head on the known classes
-    takes_self_labels: ClassVar[bool] = False  # the section `self_labels` is for it
-    Settings: ClassVar[type[Section]] = Section  # its own settings: the section `method` beside `name`
+    takes_self_labels: ClassVar[bool] = False  # the method supports the section `self_labels`
+    Settings: ClassVar[type[Section]] = Section  # the method's own settings: the section `method` without `name`
 
     def __init__(self, kinds: Sequence[BranchKind] = ("global",)) -> None:
         super().__init__()
         self.kinds = list(kinds)
-        # Judges of pairs whose quality a report may show, one for each branch.
+        # One for each branch; reports show the quality of these pseudo labels.
         self.pseudo_labels: Modules[PseudoLabels] = Modules()
 
     @classmethod
     def build(cls, config: TrainConfig, model: DualBranchModel, *, images: int, clusters: int) -> Self:
-        """Create the method for so many unlabelled images and clusters."""
+        """Create the method for these numbers of unlabelled images and clusters."""
         raise NotImplementedError
 
     @classmethod
@@ -84,31 +84,31 @@ class Method(nn.Module):
         """Raise UsageError for settings that the method cannot work with."""
         if not cls.needs.items() <= config.model.model_dump().items():
             needed = " and ".join(f"model.{key}={value}" for key, value in cls.needs.items())
-            raise _unfit(f"the method {cls.name} needs {needed}, which its recipe has: give --method {cls.name}")
+            raise _unfit(f"the method {cls.name} needs {needed}: give --method {cls.name}, whose recipe sets this")
         if config.model.head_form == "centres" and cls.needs.get("head_form") != "centres":
-            raise _unfit("model.head_form=centres is for the method dtc alone")
+            raise _unfit("only the method dtc supports model.head_form=centres")
         if config.self_labels.weight and not cls.takes_self_labels:
-            raise _unfit(f"self_labels.weight is not for the method {cls.name}: leave out the recipe plus")
+            raise _unfit(f"the method {cls.name} does not support self_labels.weight: do not use the recipe plus")
         if not config.optim.labelled_batch and cls.teaches_known_in(config):
-            raise _unfit("known classes are taught on labelled images: optim.labelled_batch must be at least 1")
+            raise _unfit("optim.labelled_batch must be at least 1: known classes are learned from labelled images")
 
     @classmethod
     def teaches_known_in(cls, config: TrainConfig) -> bool:
-        """Return whether discovery with these settings trains a head on the known classes."""
+        """Return True if discovery with these settings trains a head on the known classes."""
         return cls.teaches_known
 
     def before_training(self, model: DualBranchModel, material: Material) -> None:
-        """Prepare once, before the first epoch. Its changes are in the initial checkpoint."""
+        """Prepare once, before the first epoch. The changes are in the initial checkpoint."""
 
     def before_epoch(self, model: DualBranchModel, epoch: int, material: Material) -> None:
-        """Prepare an epoch, e.g. refresh targets. Must give the same result on every rank and after a resume."""
+        """Prepare an epoch, e.g. refresh targets. The result must be the same on every rank and after a resume."""
 
     def forward(self, batch: Batch) -> dict[str, Tensor]:
         """Return the loss terms by name; their sum is minimised."""
         raise NotImplementedError
 
     def remember(self, batch: Batch, *, branches: Modules[Branch], generator: torch.Generator) -> None:
-        """Store what later steps need of this one."""
+        """Store features or predictions of this step for later steps."""
 
     def branch_name(self, number: int) -> str:
         """Return `global`, `local`, or `global2` for the second branch of a kind."""
@@ -126,7 +126,7 @@ def mean_over_views(
     views: int,
     epoch: int = 0,
 ) -> list[Tensor]:
-    """Apply `see` to the trunk maps of some images and average over views of each: [rows, ...] per result."""
+    """Apply `see` to trunk maps of some images and average each result over views of an image: [rows, ...] each."""
     config = material.config
     requests = [
         ViewRequest(
@@ -135,7 +135,7 @@ def mean_over_views(
         )
         for row in rows
     ]
-    chunks = [requests[start : start + _BATCH] for start in range(0, len(requests), _BATCH)]
+    chunks = [requests[start : start + _BATCH_IMAGES] for start in range(0, len(requests), _BATCH_IMAGES)]
     model.eval()
     found = []
     for stacked in batches(material.views, chunks, workers=config.data.workers, device=model.device):
@@ -145,4 +145,4 @@ def mean_over_views(
 
 
 def _unfit(text: str) -> UsageError:
-    return UsageError(text, hint="ncd-serve config show tells where settings come from")
+    return UsageError(text, hint="`ncd-serve config show` lists all settings and their origins")

@@ -1,4 +1,4 @@
-"""ORCA (Cao, Brbic & Leskovec, ICLR 2022): one head for known and novel classes, and patience with novel ones."""
+"""ORCA (Cao, Brbic & Leskovec, ICLR 2022): one head for known and novel classes, with an adaptive margin."""
 
 from __future__ import annotations
 
@@ -27,11 +27,11 @@ _EPSILON = 1e-7
 class OrcaSettings(Section):
     """Settings of the method orca."""
 
-    margin: float = Field(0.5, ge=0)  # upper limit; less as the model gets surer of the unlabelled images
+    margin: float = Field(0.5, ge=0)  # upper limit; less as predictions of unlabelled images become more confident
 
 
 class Orca(Method):
-    """Cross entropy with an uncertainty-adaptive margin, a positive pair for every image, and even use of classes."""
+    """Method with an uncertainty-adaptive margin, a positive pair for every image, and balanced use of classes."""
 
     name = "orca"
     title = "ORCA (Cao, Brbic and Leskovec, ICLR 2022)"
@@ -42,7 +42,7 @@ class Orca(Method):
 
     def __init__(self, settings: OrcaSettings) -> None:
         super().__init__()
-        self.most = settings.margin
+        self.max_margin = settings.margin
         self.register_buffer("margin", torch.tensor(0.0))
 
     @classmethod
@@ -51,7 +51,7 @@ class Orca(Method):
         return cls(OrcaSettings.model_validate(config.method.own))
 
     def before_epoch(self, model: DualBranchModel, epoch: int, material: Material) -> None:
-        """Set the margin: the less certain the unlabelled images are, the more the known classes are held back."""
+        """Set the margin: the less confident predictions of unlabelled images, the slower known classes are learned."""
         branch = model.branches[0]
         (confidence,) = mean_over_views(
             model,
@@ -61,10 +61,10 @@ class Orca(Method):
             views=1,
             epoch=epoch,
         )
-        self.margin.fill_(min(self.most, 1.0 - float(confidence.mean())))
+        self.margin.fill_(min(self.max_margin, 1.0 - float(confidence.mean())))
 
     def forward(self, batch: Batch) -> dict[str, Tensor]:
-        """The terms by name."""
+        """Return the loss terms by name."""
         (a,), (b,), labels = batch.first, batch.second, batch.labels
         pairs = positive_pairs(a.embedding.detach(), labels)
         return {
@@ -75,19 +75,20 @@ class Orca(Method):
 
 
 def margin_cross_entropy(logits: Tensor, labels: Tensor, margin: Tensor) -> Tensor:
-    """Cross entropy after the true class's logit (10 cos) is raised by 10 times the margin: it is learned less hard."""
+    """Return the cross entropy with 10 times the margin added to the true class's logit, which weakens its gradient."""
     return F.cross_entropy(logits + CosineHead.SCALE * margin * F.one_hot(labels, logits.shape[1]), labels)
 
 
 def positive_bce(first: Tensor, second: Tensor) -> Tensor:
-    """-log of how much two images that belong together agree: probabilities [B, C] each, row by row."""
+    """Return the mean of -log(agreement) of positive pairs: row i of both probabilities [B, C] is a pair."""
     return -(first * second).sum(dim=1).clamp_min(_EPSILON).log().mean()
 
 
 def positive_pairs(features: Tensor, labels: Tensor) -> Tensor:
-    """A partner for each image [B]: a labelled one's is of its class, an unlabelled one's is the nearest direction.
+    """Return a partner for each image [B]: for a labelled image one of its class, for an unlabelled one the nearest.
 
-    Batches are in random order, so the next image of a class is a random one; one that is alone is its own partner.
+    The next image of a class is a random partner, because batches are in random order. An image that is alone in its
+    class is its own partner. Nearest is the direction with the highest cosine.
     """
     n = len(labels)
     place = torch.arange(len(features), device=labels.device)

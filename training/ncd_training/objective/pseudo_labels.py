@@ -1,4 +1,4 @@
-"""How one branch judges pairs of unlabelled images: by whole images, or by their parts and the part dictionary."""
+"""Pseudo labels of pairs of unlabelled images: by whole images, or by their parts and the part dictionary."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from ncd_training.objective.queues import PartDictionary
 
 
 class PseudoLabels(nn.Module):
-    """The pairwise pseudo labels of a branch, with the part dictionary that they need."""
+    """Pairwise pseudo labels of a branch, with the part dictionary that they need."""
 
     def __init__(self, kind: BranchKind, dim: int, *, model: ModelConfig, labels: PseudoLabelConfig) -> None:
         super().__init__()
@@ -22,23 +22,23 @@ class PseudoLabels(nn.Module):
 
     @torch.no_grad()
     def forward(self, output: BranchOutput, n: int) -> tuple[Tensor, Tensor]:
-        """Which pairs of the images after the first `n` should agree, and which source says that they should differ."""
+        """Return pseudo labels [M, M] for positive and for negative pairs of the images after the first `n`."""
         sources = self.config.sources(self.kind)
         scores = {kind: self.scores(kind, self.compared(kind, output, n)) for kind in set(sources)}
         return scores[sources[0]], scores[sources[1]]
 
     @property
     def positive_source(self) -> BranchKind:
-        """What says that two images should agree."""
+        """Source of the positive pairs."""
         return self.config.sources(self.kind)[0]
 
     @torch.no_grad()
     def compared(self, kind: BranchKind, output: BranchOutput, n: int) -> Tensor:
-        """What the images after the first `n` are compared by: [M, d] embeddings, or [M, e] spreads of their parts."""
+        """Return features for comparing the images after the first `n`: embeddings [M, d], or descriptions [M, e]."""
         return output.embedding[n:] if kind == "global" else self._describe(self._parts(output), n)
 
     def scores(self, kind: BranchKind, features: Tensor) -> Tensor:
-        """Pseudo labels [M, M] of images that are compared by `features`."""
+        """Return pseudo labels [M, M] of images with these features."""
         top_k = self.config.global_top_k if kind == "global" else self.config.local_top_k
         if self.config.score == "ranking":
             return ranking_scores(features, top_k=top_k, hard=self.config.hard)
@@ -46,13 +46,13 @@ class PseudoLabels(nn.Module):
 
     def _describe(self, parts: Tensor, n: int) -> Tensor:
         if not len(self.dictionary.filled):
-            # Nothing to compare with in the very first step: the batch's own mean parts stand in.
+            # The dictionary is empty in the very first step: the batch's own mean parts fill it.
             self.dictionary.push(parts.mean(dim=(2, 3)))
         return self.dictionary.describe(parts[n:])
 
     @torch.no_grad()
     def remember(self, output: BranchOutput, labels: Tensor, *, branch: Branch, generator: torch.Generator) -> None:
-        """Let this step's parts into the dictionary, if there are any."""
+        """Push this step's parts into the dictionary, if there are any."""
         parts = self._parts(output)
         if not parts.numel():
             return
@@ -69,7 +69,7 @@ class PseudoLabels(nn.Module):
 
 @torch.no_grad()
 def ranking_scores(features: Tensor, *, top_k: int, hard: bool = False) -> Tensor:
-    """Ranking statistics: the share of common indices among each pair's `top_k` largest entries.
+    """Return ranking statistics: the share of common indices among the `top_k` largest entries of each pair.
 
     Soft: |A ∩ B| / k. Hard: 1 where the two index sets are equal, else 0.
     """
@@ -81,35 +81,35 @@ def ranking_scores(features: Tensor, *, top_k: int, hard: bool = False) -> Tenso
 
 @torch.no_grad()
 def cosine_scores(features: Tensor, *, threshold: float | None = None) -> Tensor:
-    """Cosine similarity clamped to [0, 1]; with a threshold, 1 where it is reached, else 0."""
+    """Return the cosine similarity clamped to [0, 1]; with a threshold, 1 where it is reached, else 0."""
     directions = F.normalize(features, dim=1)
     similarity = (directions @ directions.T).clamp(0.0, 1.0).fill_diagonal_(1.0)
     return similarity if threshold is None else (similarity >= threshold).to(features.dtype)
 
 
-_SMALL_MAP = 4
+_SMALL_MAP_SIDE = 4
 
 
 def random_parts(parts: Tensor, generator: torch.Generator) -> Tensor:
-    """One part of each image, at a uniformly random location."""
+    """Return one part of each image, at a uniformly random location."""
     batch, _, height, width = parts.shape
     return _at(parts, torch.randint(height * width, (batch,), generator=generator))
 
 
 def all_parts(parts: Tensor) -> Tensor:
-    """Every location of every image."""
+    """Return every part of every image."""
     return parts.flatten(2).transpose(1, 2).flatten(0, 1)
 
 
 def cam_parts(parts: Tensor, class_weights: Tensor) -> Tensor:
-    """The part of each image that speaks most for its class, whose head weights [B, d] are given (CAM)."""
+    """Return the part of each image with the highest activation of its class, given head weights [B, d] (CAM)."""
     activation = torch.einsum("bdl,bd->bl", parts.flatten(2), class_weights)
     return _at(parts, activation.argmax(dim=1))
 
 
 def inner_parts(parts: Tensor) -> Tensor:
-    """Maps without their outermost locations, where those are few enough to miss: maps up to 4x4 stay whole."""
-    return parts[:, :, 1:-1, 1:-1] if min(parts.shape[2:]) > _SMALL_MAP else parts
+    """Return maps without their outermost locations; maps up to 4x4 stay whole."""
+    return parts[:, :, 1:-1, 1:-1] if min(parts.shape[2:]) > _SMALL_MAP_SIDE else parts
 
 
 def _at(parts: Tensor, locations: Tensor) -> Tensor:

@@ -11,7 +11,7 @@ from ncd_training.model.branches import Modules
 
 
 class FifoQueue(nn.Module):
-    """Ring buffer of vectors [size, dim]. Any number may be pushed at a time; slots not yet filled are never read."""
+    """Ring buffer of vectors [size, dim]. Any number may be pushed at a time; empty slots are never read."""
 
     vectors: Tensor
 
@@ -19,14 +19,14 @@ class FifoQueue(nn.Module):
         super().__init__()
         self.size = size
         self.register_buffer("vectors", torch.zeros(size, dim))
-        # On the host: to read it from a GPU would wait for all that the GPU has yet to do.
+        # On the host: reading it from a GPU would wait for all queued work of the GPU.
         self.pushed = 0
 
     @torch.no_grad()
     def push(self, vectors: Tensor) -> None:
-        """Store `vectors` [n, dim] over the oldest ones; of more than `size`, the last `size` stay.
+        """Overwrite the oldest vectors by `vectors` [n, dim]; of more than `size`, the last `size` stay.
 
-        Vectors that are not finite, which float16 may lead to, leave their slots as they were.
+        Vectors that are not finite (possible in float16) are skipped: their slots keep the old vectors.
         """
         slots = torch.arange(self.pushed, self.pushed + len(vectors), device=vectors.device)[-self.size :] % self.size
         newest = vectors[-self.size :].to(self.vectors.dtype)
@@ -35,7 +35,7 @@ class FifoQueue(nn.Module):
 
     @property
     def filled(self) -> Tensor:
-        """The vectors stored so far, [min(pushed, size), dim]."""
+        """Vectors stored so far, [min(pushed, size), dim]."""
         return self.vectors[: min(self.pushed, self.size)]
 
     def _save_to_state_dict(self, destination: dict[str, Any], prefix: str, keep_vars: bool) -> None:
@@ -55,26 +55,26 @@ class FifoQueue(nn.Module):
 
 
 class FeatureBanks(nn.Module):
-    """One bank for each branch. Slot j of all of them holds the same image, because they are pushed together."""
+    """Feature banks, one for each branch. Slot j of all banks holds the same image, because all are pushed together."""
 
     def __init__(self, size: int, dim: int, *, branches: int) -> None:
         super().__init__()
         self.queues: Modules[FifoQueue] = Modules(FifoQueue(size, dim) for _ in range(branches))
 
     def push(self, features: list[Tensor]) -> None:
-        """Store the same images' features, one tensor [n, dim] for each branch."""
-        assert len({len(rows) for rows in features}) == 1, "banks must move in lockstep"
+        """Store features of the same images in all banks: one tensor [n, dim] for each branch."""
+        assert len({len(rows) for rows in features}) == 1, "all banks must get the same number of images"
         for queue, rows in zip(self.queues, features, strict=True):
             queue.push(rows.detach())
 
     @property
     def filled(self) -> list[Tensor]:
-        """What each bank holds, in the branches' order."""
+        """Vectors of each bank, in the order of the branches."""
         return [queue.filled for queue in self.queues]
 
 
 class PartDictionary(FifoQueue):
-    """Part features V (Eq. 4). An image is described by how its parts spread over the dictionary."""
+    """Dictionary of part features V (Eq. 4). An image is described by the distribution of its parts over them."""
 
     spread: Tensor
 
@@ -82,26 +82,26 @@ class PartDictionary(FifoQueue):
         super().__init__(size, dim)
         self.sharpness = sharpness
         self.momentum = momentum
-        # Running mean distance of a part to its nearest entry, 0 before the first: the softmax adapts to it.
+        # Running mean of the squared distance of a part to its nearest entry, which scales the softmax; 0 at the start.
         self.register_buffer("spread", torch.zeros(()))
 
     @torch.no_grad()
     def describe(self, part_maps: Tensor) -> Tensor:
-        """Part maps [B, d, h, w] to descriptions o [B, filled], each a distribution over the filled entries.
+        """Return descriptions o [B, filled] of part maps [B, d, h, w]: distributions over the filled entries.
 
-        Each location is softly assigned by squared distance, then locations are averaged. A linear similarity would
-        commute with the average, and the description would know nothing about parts.
+        Each location is softly assigned by squared distance, then locations are averaged. With a linear similarity,
+        averaging locations first would give the same result, and the description would not depend on single parts.
         """
         batch, dim, height, width = part_maps.shape
         parts = part_maps.permute(0, 2, 3, 1).reshape(-1, dim)
         distances = torch.cdist(parts, self.filled).square_()
-        self._follow(distances.amin(dim=1).mean())
+        self._update_spread(distances.amin(dim=1).mean())
         assignment = torch.softmax(-self.sharpness / self.spread.clamp_min(1e-12) * distances, dim=1)
         return assignment.view(batch, height * width, -1).mean(dim=1)
 
-    def _follow(self, nearest: Tensor) -> None:
-        """Move the spread towards a batch's mean distance, which is taken as it is when it is the first."""
+    def _update_spread(self, nearest: Tensor) -> None:
+        """Move the spread towards a batch's mean distance; the first distance becomes the spread."""
         later = self.spread.lerp(nearest, 1.0 - self.momentum) if self.training else self.spread
-        followed = torch.where(self.spread == 0, nearest, later)
+        updated = torch.where(self.spread == 0, nearest, later)
         # Chosen by tensor arithmetic, because an `if` would wait for the GPU.
-        self.spread.copy_(torch.where(nearest.isfinite(), followed, self.spread))
+        self.spread.copy_(torch.where(nearest.isfinite(), updated, self.spread))

@@ -1,7 +1,7 @@
-"""Targets for the cluster heads, from clustering what the branches see of all unlabelled images; not in the paper.
+"""Targets for the cluster heads, from a clustering of all unlabelled images' features; not in the paper.
 
-Pairwise terms alone leave random heads far behind the features that they sit on. Here the heads start at the centres of
-a clustering, and all branches are taught what their features, taken together, say; now and then that is asked again.
+Trained with pairwise terms alone, random heads stay far below the quality of their features. Here the heads start at
+the centres of a clustering of all branches' features and learn its assignments, which are refreshed every few epochs.
 """
 
 from __future__ import annotations
@@ -27,13 +27,13 @@ if TYPE_CHECKING:
     from ncd_training.model.branches import DualBranchModel
     from ncd_training.objective.method import Material
 
-_MOST_LABELLED = 20_000  # enough to know how classes vary within themselves
+_MAX_LABELLED_IMAGES = 20_000  # enough for the variation within classes
 _HEAD_SCALE = 10.0  # logits of a new head are about 10 times a cosine
-_REFINING = 5
+_REFINING_ROUNDS = 5
 
 
 class Space(NamedTuple):
-    """One branch's view of the unlabelled images."""
+    """Whitened features of one branch for the unlabelled images."""
 
     transform: Tensor  # [d, d]
     centre: Tensor  # [d], after the transform
@@ -41,14 +41,14 @@ class Space(NamedTuple):
 
 
 def due(config: TrainConfig, epoch: int) -> bool:
-    """Whether targets are made anew before this epoch."""
+    """Return True if targets are refreshed before this epoch."""
     return config.self_labels.weight > 0 and epoch % config.self_labels.refresh_epochs == 0
 
 
 def refresh(targets: Tensor, model: DualBranchModel, epoch: int, material: Material) -> None:
-    """Fill in new targets [M, C] of the unlabelled images; the first ones also set the cluster heads."""
+    """Fill in new targets [M, C] of the unlabelled images; the first refresh also sets the cluster heads."""
     labels, config = material.labels, material.config
-    some = np.sort(np.random.default_rng(config.optim.seed).permutation(len(labels))[:_MOST_LABELLED])
+    some = np.sort(np.random.default_rng(config.optim.seed).permutation(len(labels))[:_MAX_LABELLED_IMAGES])
     rows, known = [*some.tolist(), *material.unlabelled_rows], labels[torch.from_numpy(some)]
     features = mean_over_views(
         model,
@@ -67,23 +67,23 @@ def refresh(targets: Tensor, model: DualBranchModel, epoch: int, material: Mater
 
 
 def _clustered(spaces: list[Space], shares: Tensor | None, config: TrainConfig) -> Tensor:
-    """Assignment [M, C] by what all branches see, from an earlier one or from the consensus of many starts."""
+    """Return an assignment [M, C] from all branches' features; start from `shares`, or from a consensus if None."""
     settings, clusters = config.self_labels, config.data.novel_classes
     assert isinstance(clusters, int)
     reduced = [main_directions(space.directions, settings.dims) for space in spaces]
     together = F.normalize(torch.cat(reduced, dim=1), dim=1)
     if shares is None:
-        asked = reduced if len(reduced) == 1 else [*reduced, together]
+        clustered = reduced if len(reduced) == 1 else [*reduced, together]
         shares = consensus_assignment(
-            asked, clusters, temperature=settings.temperature, starts=settings.starts, seed=config.optim.seed
+            clustered, clusters, temperature=settings.temperature, starts=settings.starts, seed=config.optim.seed
         )
-    shares = refined_assignment(together, shares, temperature=settings.temperature, rounds=_REFINING)
+    shares = refined_assignment(together, shares, temperature=settings.temperature, rounds=_REFINING_ROUNDS)
     centres = F.normalize(shares.T @ together, dim=1)
     return balanced_assignment(together @ centres.T, temperature=settings.target_temperature)
 
 
 def _space(features: Tensor, labels: Tensor, shrinkage: float) -> Space:
-    """Labelled images come first."""
+    """Whiten the features of one branch; labelled images come first."""
     transform = class_whitening(features[: len(labels)], labels, shrinkage=shrinkage)
     moved = features[len(labels) :] @ transform
     centre = moved.mean(dim=0)
@@ -92,7 +92,7 @@ def _space(features: Tensor, labels: Tensor, shrinkage: float) -> Space:
 
 @torch.no_grad()
 def _start_head(head: nn.Linear, space: Space, embedding: Tensor, targets: Tensor) -> None:
-    """A linear head that measures the cosine to each cluster's centre in the branch's own space."""
+    """Set a linear head to the cosine to each cluster's centre in the branch's own space."""
     centres = F.normalize(targets.T @ space.directions, dim=1)
     length = (embedding @ space.transform - space.centre).norm(dim=1).mean()
     head.weight.copy_(_HEAD_SCALE * centres @ space.transform.T / length)

@@ -28,11 +28,11 @@ StageLoss = Callable[[Tensor, Tensor], Tensor]
 
 @dataclass
 class StageState:
-    """State of a stage that changes while it trains."""
+    """State of a stage during training."""
 
     trained: nn.Module
     optimizer: torch.optim.Optimizer
-    schedule: LRScheduler  # one tick per step
+    schedule: LRScheduler  # stepped once per training step
     precision: Precision
     epoch: int = 0  # finished epochs
 
@@ -42,7 +42,7 @@ class StageState:
         return {"trained": self.trained}
 
     def resume(self, file: Path, *, steps: int) -> None:
-        """Load the last saved epoch. Learning rate and momentum follow from the number of steps made."""
+        """Load the last saved epoch. Learning rate and momentum follow from the number of finished steps."""
         load_checkpoint(self, file)
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")  # torch: the schedule runs ahead of the optimiser
@@ -52,7 +52,7 @@ class StageState:
 
 @dataclass(frozen=True)
 class StageLoop:
-    """Runs stages of a model one after another. `folder` keeps the newest epoch of each; None keeps nothing."""
+    """Training loop for stages of a model. `folder` keeps a checkpoint of each stage's newest epoch; None: none."""
 
     model: DualBranchModel
     optim: OptimConfig
@@ -61,7 +61,7 @@ class StageLoop:
     folder: Path | None = None
 
     def plan(self, images: int, batch: int) -> BatchPlan:
-        """Batches of one view each of the first `images` images."""
+        """Return batches of one view for each of the first `images` images."""
         return BatchPlan(images, 1, batch, 0, seed=self.optim.seed, views=1)
 
     def run(
@@ -76,7 +76,7 @@ class StageLoop:
         plan: BatchPlan,
         epochs: int,
     ) -> None:
-        """Minimise a loss for so many epochs, or for those that are left of them."""
+        """Minimise a loss for `epochs` epochs, or resume and run the remaining ones."""
         file = self.folder / f"{name.replace(' ', '-')}.safetensors" if self.folder else None
         precision = Precision.on(self.model.device, mixed=self.optim.mixed_precision)
         state = StageState(trained, optimizer, schedule, precision)
@@ -98,7 +98,7 @@ class StageLoop:
         epochs: int,
         file: Path | None,
     ) -> Iterator[None]:
-        """Yield after every step, so that progress moves."""
+        """Run the steps and yield after each, for the progress display."""
         device = self.model.device
         loader = batches(views, plan, workers=self.workers, device=device)
         for plan.epoch in range(state.epoch, epochs):

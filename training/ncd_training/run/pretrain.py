@@ -35,18 +35,18 @@ _CHOSEN_BY = "held_out_accuracy"
 
 @dataclass
 class PretrainState:
-    """What changes while pretraining. The parts' modules are the ones that the lesson teaches."""
+    """State of pretraining. The modules of `parts` are those that the task trains."""
 
     parts: TrunkParts
-    lesson: Rotations | MomentumContrast
+    task: Rotations | MomentumContrast
     optimizer: torch.optim.Optimizer
     precision: Precision
     epoch: int = 0  # epochs done
 
     @property
     def modules(self) -> dict[str, torch.nn.Module]:
-        """What a checkpoint holds beside the optimiser."""
-        return {"lesson": self.lesson}
+        """Modules that a checkpoint holds beside the optimiser."""
+        return {"lesson": self.task}  # the key that checkpoints have always had
 
 
 def pretrain(setup: Setup, run: RunDir, *, progress: Progress) -> None:
@@ -68,23 +68,23 @@ def pretrain(setup: Setup, run: RunDir, *, progress: Progress) -> None:
 
 
 def build_state(config: TrainConfig, parts: TrunkParts) -> PretrainState:
-    """The lesson of a configuration and its optimiser, before any training."""
+    """Build the pretext task of a configuration and its optimiser, before any training."""
     settings = config.pretrain
     network = TrunkAndTail(Trunk(parts), parts.tail)
-    lesson = (
+    task = (
         Rotations(network, parts.dim) if settings.method == "rotnet" else MomentumContrast(network, parts.dim, settings)
     )
     device = compute_device()
-    lesson.to(memory_format=torch.channels_last)  # type: ignore[call-overload]  # missing in torch's types
-    lesson.to(device)
+    task.to(memory_format=torch.channels_last)  # type: ignore[call-overload]  # missing in torch's types
+    task.to(device)
     optimizer = torch.optim.SGD(
-        [parameter for parameter in lesson.parameters() if parameter.requires_grad],
+        [parameter for parameter in task.parameters() if parameter.requires_grad],
         settings.learning_rate,
         settings.momentum,
         weight_decay=settings.weight_decay,
         nesterov=settings.nesterov,
     )
-    return PretrainState(parts, lesson, optimizer, Precision.on(device, mixed=config.optim.mixed_precision))
+    return PretrainState(parts, task, optimizer, Precision.on(device, mixed=config.optim.mixed_precision))
 
 
 def split_images(images: Sequence[Path], settings: PretrainConfig, *, seed: int) -> tuple[list[Path], list[Path]]:
@@ -105,15 +105,15 @@ def train_epoch(
     for group in state.optimizer.param_groups:
         group["lr"] = pretraining_rate(settings, state.epoch)
     device = _device(state)
-    state.lesson.train()
+    state.task.train()
     totals = torch.zeros(2)
     for views in loader:
-        statistics = state.precision.statistics(state.lesson)
+        statistics = state.precision.statistics(state.task)
         state.optimizer.zero_grad()
         with state.precision.autocast(device):
-            lesson = state.lesson(*(view.to(device, non_blocking=True) for view in views))
-        state.precision.step(lesson.loss, state.optimizer, statistics)
-        totals += torch.stack([lesson.loss.detach(), lesson.accuracy]).cpu()
+            result = state.task(*(view.to(device, non_blocking=True) for view in views))
+        state.precision.step(result.loss, state.optimizer, statistics)
+        totals += torch.stack([result.loss.detach(), result.accuracy]).cpu()
         state.precision.check_finite({"loss": float(totals[0])}, epoch=state.epoch)
     state.epoch += 1
     loss, accuracy = (totals / len(plan)).tolist()
@@ -123,16 +123,16 @@ def train_epoch(
 @torch.no_grad()
 def held_out_accuracy(state: PretrainState, paths: Sequence[Path], config: TrainConfig) -> float:
     """Share of right answers on images that the network never learned from."""
-    state.lesson.eval()
+    state.task.eval()
     loader = DataLoader(EvalImages(paths, config.data.preprocess), batch_size=64, num_workers=config.data.workers)
-    right = sum(float(state.lesson(images.to(_device(state))).accuracy) * len(images) for images in loader)
+    right = sum(float(state.task(images.to(_device(state))).accuracy) * len(images) for images in loader)
     return right / len(paths)
 
 
 def _fit(setup: Setup, state: PretrainState, run: RunDir, log: RunLog, progress: Progress) -> None:
     config, settings, seed = setup.config, setup.config.pretrain, setup.config.optim.seed
     learn, held_out = split_images(setup.manifest.images, settings, seed=seed)
-    plan = BatchPlan(len(learn), 1, settings.batch, 0, seed=seed, views=state.lesson.views)
+    plan = BatchPlan(len(learn), 1, settings.batch, 0, seed=seed, views=state.task.views)
     loader = batches(FileViews(learn, config.data), plan, workers=config.data.workers, device=_device(state))
     rows, curves = run.read_metrics()[: state.epoch], CurvePlots(run.plots)
     display = EpochDisplay(progress, log, epochs=settings.epochs, steps=len(plan), rows=rows)
@@ -158,11 +158,11 @@ def _fit(setup: Setup, state: PretrainState, run: RunDir, log: RunLog, progress:
 
 def _save_weights(state: PretrainState, run: RunDir, config: TrainConfig) -> None:
     facts = {"method": config.pretrain.method, "trunk": config.model.trunk, "epoch": str(state.epoch)}
-    save_weights(state.parts, run.path / PRETRAINED, trunk=state.lesson.network.trunk, facts=facts)
+    save_weights(state.parts, run.path / PRETRAINED, trunk=state.task.network.trunk, facts=facts)
 
 
 def _device(state: PretrainState) -> torch.device:
-    return state.lesson.network.trunk.mean.device
+    return state.task.network.trunk.mean.device
 
 
 def _say_plan(setup: Setup, run: RunDir, origin: WeightsReport | None, progress: Progress) -> None:

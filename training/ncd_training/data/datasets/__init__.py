@@ -1,4 +1,4 @@
-"""Where images come from: the named datasets, or the user's own folders or CSV file."""
+"""Sources of images: the named datasets, the user's own folders, or a CSV file."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from ncd_training.data.manifest import Manifest, from_csv, from_folders
 
 
 class Named(NamedTuple):
-    """A dataset that users call by name, what its official archives are called, and what else people call it."""
+    """Dataset with a name: its loader, the names of its official archives, and other common names."""
 
     load: Callable[[Request], Manifest]
     archive: str = ""
@@ -47,11 +47,11 @@ DATASETS: dict[str, Named] = {
 
 
 def load_manifest(data: DataConfig, *, track: progress.Track = progress.silent) -> Manifest:
-    """The images that a configuration names, or an error that says what is missing."""
+    """Return the manifest of the images that a configuration names; an error if they are missing."""
     if data.manifest:
         return from_csv(data.manifest)
     if bool(data.labelled) != bool(data.unlabelled):
-        raise UsageError("own folders come in pairs", hint="give both --labelled DIR and --unlabelled DIR")
+        raise UsageError("--labelled and --unlabelled must be given together", hint="add the folder that is missing")
     if data.labelled and data.unlabelled:
         return from_folders(data.labelled, data.unlabelled)
     if data.dataset is None:

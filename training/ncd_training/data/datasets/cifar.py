@@ -1,7 +1,7 @@
 """CIFAR-10 and CIFAR-100 from their official python or binary archives.
 
-The archives hold pixels, everything else here works on image files: the pictures are written once, as PNG files beside
-the archive.
+The archives hold pixels, but the package works on image files. The images are written once, as PNG files beside the
+archive.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ _PIXELS = 3 * _SIDE * _SIDE
 
 @dataclass(frozen=True)
 class _Layout:
-    """Names inside one form of an archive."""
+    """Names inside one form of an archive (python or binary)."""
 
     folder: str
     train: tuple[str, ...]
@@ -50,7 +50,7 @@ class _Layout:
 
 
 class Pictures(NamedTuple):
-    """Some of an archive's pictures."""
+    """Images of an archive's file, with their labels."""
 
     pixels: NDArray[np.uint8]  # [n, 32, 32, 3]
     labels: list[int]
@@ -68,12 +68,12 @@ _CIFAR100 = (
 
 
 def cifar10(request: Request) -> Manifest:
-    """Classes 0-4 known, 5-9 novel."""
+    """Return the manifest: classes 0-4 known, 5-9 novel."""
     return _cifar(request, _CIFAR10)
 
 
 def cifar100(request: Request) -> Manifest:
-    """Classes 0-79 known, 80-99 novel."""
+    """Return the manifest: classes 0-79 known, 80-99 novel."""
     return _cifar(request, _CIFAR100)
 
 
@@ -112,14 +112,14 @@ def _names(path: Path, layout: _Layout) -> list[str]:
     try:
         return [str(name) for name in load_pickle(path)[layout.names_key]]
     except (KeyError, TypeError):
-        raise DataError(f"{path} has no '{layout.names_key}'", hint="is it the official archive?") from None
+        raise DataError(f"{path} has no '{layout.names_key}'", hint="use the official archive") from None
 
 
 def _pictures(path: Path, layout: _Layout, *, classes: int) -> Pictures:
     pixels, labels = _from_pickle(path, layout.label_key) if layout.label_key else _from_bytes(path, layout.label_bytes)
     wrong = [label for label in labels if not 0 <= label < classes]
     if pixels.shape != (len(labels), _PIXELS) or pixels.dtype != np.uint8 or wrong:
-        raise DataError(f"{path} does not hold CIFAR's pictures and labels", hint="is it the official archive?")
+        raise DataError(f"{path} does not hold CIFAR's images and labels", hint="use the official archive")
     return Pictures(pixels.reshape(-1, 3, _SIDE, _SIDE).transpose(0, 2, 3, 1), labels)
 
 
@@ -128,7 +128,7 @@ def _from_pickle(path: Path, label_key: str) -> tuple[NDArray[np.uint8], list[in
     try:
         return np.asarray(batch["data"]), [int(label) for label in batch[label_key]]
     except (KeyError, TypeError, ValueError):
-        raise DataError(f"{path} has no 'data' and '{label_key}'", hint="is it the official archive?") from None
+        raise DataError(f"{path} has no 'data' and '{label_key}'", hint="use the official archive") from None
 
 
 def _from_bytes(path: Path, label_bytes: int) -> tuple[NDArray[np.uint8], list[int]]:
@@ -141,7 +141,7 @@ def _from_bytes(path: Path, label_bytes: int) -> tuple[NDArray[np.uint8], list[i
 
 
 class _NumbersOnly(pickle.Unpickler):
-    """Pickles may run any code. These may rebuild numpy arrays and nothing else."""
+    """Unpickler that rebuilds numpy arrays and nothing else: a pickle may run any code."""
 
     _RECONSTRUCT = np.empty(0).__reduce__()[0]
     _ALLOWED = {  # noqa: RUF012
@@ -152,15 +152,15 @@ class _NumbersOnly(pickle.Unpickler):
     }
 
     def find_class(self, module_name: str, global_name: str) -> Any:
-        """What a pickle may call."""
+        """Return the function that a pickle calls, if it is allowed."""
         try:
             return self._ALLOWED[module_name, global_name]
         except KeyError:
-            raise pickle.UnpicklingError(f"it asks for {module_name}.{global_name}") from None
+            raise pickle.UnpicklingError(f"it calls {module_name}.{global_name}") from None
 
 
 def load_pickle(path: Path) -> Any:
-    """A pickle of numbers and text, as Python 2 wrote them; one that wants to call anything else is refused."""
+    """Load a pickle of numbers and text from Python 2; DataError if it calls anything else."""
     try:
         return _NumbersOnly(io.BytesIO(_content(path)), encoding="latin1").load()
     except (pickle.UnpicklingError, EOFError, LookupError, TypeError, ValueError, AttributeError, MemoryError) as error:
@@ -173,4 +173,4 @@ def _content(path: Path) -> bytes:
     try:
         return path.read_bytes()
     except OSError as error:
-        raise DataError(f"cannot read {path}: {error.strerror}", hint="the archive's own files are needed") from None
+        raise DataError(f"cannot read {path}: {error.strerror}", hint="unpack the whole official archive") from None

@@ -1,4 +1,4 @@
-"""Birds, cars and aircraft: CUB-200-2011, Stanford-Cars and FGVC-Aircraft."""
+"""Fine-grained datasets of birds, cars and aircraft: CUB-200-2011, Stanford-Cars and FGVC-Aircraft."""
 
 from __future__ import annotations
 
@@ -28,16 +28,16 @@ from ncd_training.data.datasets.archives import (
 from ncd_training.data.datasets.split import Split, load_split
 from ncd_training.data.manifest import Manifest
 
-_MIRROR = "train"  # mirrors have class folders in train/ and test/
-_BANNER = 20  # px at the bottom of every aircraft, with the photographer's name
+_MIRROR_FOLDER = "train"  # mirrors have class folders in train/ and test/
+_BANNER_PIXELS = 20  # at the bottom of every image of an aircraft, with the photographer's name
 _JPEG_QUALITY = 95
 
 
 def cub200(request: Request) -> Manifest:
-    """Classes 1-160 known, 161-200 novel."""
+    """Return the manifest: classes 1-160 known, 161-200 novel."""
     split = load_split(request.name)
-    folder, marker = find(request, ("CUB_200_2011", "images.txt"), ("CUB_200_2011", _MIRROR))
-    if marker == _MIRROR:
+    folder, marker = find(request, ("CUB_200_2011", "images.txt"), ("CUB_200_2011", _MIRROR_FOLDER))
+    if marker == _MIRROR_FOLDER:
         return _from_mirror(request, split, folder)
     check_names(list(_indexed(folder / "classes.txt").values()), split, folder / "classes.txt")
     labels, is_train = _indexed(folder / "image_class_labels.txt"), _indexed(folder / "train_test_split.txt")
@@ -52,11 +52,11 @@ def cub200(request: Request) -> Manifest:
 
 
 def stanford_cars(request: Request) -> Manifest:
-    """Devkit classes 1-156 known, 157-196 novel."""
+    """Return the manifest: classes 1-156 of the devkit known, 157-196 novel."""
     split = load_split(request.name)
     meta = "devkit/cars_meta.mat"
-    folder, marker = find(request, ("stanford_cars", meta), ("stanford_cars", _MIRROR))
-    if marker == _MIRROR:
+    folder, marker = find(request, ("stanford_cars", meta), ("stanford_cars", _MIRROR_FOLDER))
+    if marker == _MIRROR_FOLDER:
         return _from_mirror(request, split, folder)
     check_names([str(name) for name in _mat(folder / meta, "class_names")], split, folder / meta)
     train = by_class(_cars(folder / "devkit/cars_train_annos.mat", folder / "cars_train"), split, folder / meta)
@@ -64,16 +64,16 @@ def stanford_cars(request: Request) -> Manifest:
     test_labels = next((path for path in (folder / name, folder / "devkit" / name) if path.is_file()), None)
     if test_labels is None:
         manifest = published(request, split, train=train, test={})
-        return replace(manifest, notes=(*manifest.notes, f"no held-out scores: {folder} has no {name}"))
+        return replace(manifest, notes=(*manifest.notes, f"no scores on held-out images: {folder} has no {name}"))
     test = by_class(_cars(test_labels, folder / "cars_test"), split, test_labels)
     return published(request, split, train=train, test=test)
 
 
 def aircraft(request: Request) -> Manifest:
-    """The first 80 variants known, the last 20 novel.
+    """Return the manifest: the first 80 variants known, the last 20 novel.
 
-    The banner would tell images apart by their photographers. Pictures without it are written once, beside the archive,
-    as JPEG files of quality 95, so that training, evaluation and serving all see the same ones.
+    The banner would group images by photographer. Images without the banner are written once, beside the archive, as
+    JPEG files of quality 95, so that training, evaluation and serving use the same files.
     """
     split = load_split(request.name)
     folder, _ = find(request, ("fgvc-aircraft-2013b/data", "variants.txt"), ("data", "variants.txt"))
@@ -97,7 +97,7 @@ def _from_mirror(request: Request, split: Split, folder: Path) -> Manifest:
 
 
 def _indexed(path: Path) -> dict[str, str]:
-    """Lines of `key value`, where the value may have spaces."""
+    """Read lines of `key value`; the value may contain spaces."""
     found = {}
     for line in read_lines(path):
         key, _, value = line.partition(" ")
@@ -110,23 +110,23 @@ def _cars(annotations: Path, folder: Path) -> Iterator[tuple[Path, int]]:
         for row in np.atleast_1d(_mat(annotations, "annotations")):
             yield folder / str(row["fname"]), int(row["class"]) - 1
     except (IndexError, TypeError, ValueError) as error:
-        raise DataError(f"{annotations} has no classes: {error}", hint="is it the official devkit?") from None
+        raise DataError(f"{annotations} has no classes: {error}", hint="use the official devkit") from None
 
 
 def _mat(path: Path, key: str) -> Any:
-    """A variable of a MATLAB file."""
+    """Read a variable of a MATLAB file."""
     try:
         return loadmat(path, squeeze_me=True)[key]
     except (OSError, KeyError, ValueError, TypeError, NotImplementedError) as error:
-        raise DataError(f"cannot read {path}: {error}", hint="the archive's own files are needed") from None
+        raise DataError(f"cannot read {path}: {error}", hint="unpack the whole official archive") from None
 
 
 def _crop_banner(source: Path, target: Path) -> None:
     try:
         picture = open_image(source)
     except DataError:
-        # Left as it is: looking at all images before the first epoch names it.
+        # Copied as it is: the scan before the first epoch reports it.
         if source.is_file():
             shutil.copyfile(source, target)
         return
-    picture.crop((0, 0, picture.width, picture.height - _BANNER)).save(target, quality=_JPEG_QUALITY)
+    picture.crop((0, 0, picture.width, picture.height - _BANNER_PIXELS)).save(target, quality=_JPEG_QUALITY)

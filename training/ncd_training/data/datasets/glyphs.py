@@ -1,7 +1,7 @@
-"""Embedded data, nothing to download: letters in the fonts that ship inside matplotlib.
+"""Embedded data, nothing to download: letters in the fonts that ship with matplotlib.
 
-The consonants are the known classes, the vowels the novel ones. Colour, texture, size, slant and position vary, so raw
-pixels say little about the class; the fonts make each class many shapes.
+Consonants are the known classes, vowels the novel ones. Colour, texture, size, slant and position vary, so raw pixels
+say little about the class; the fonts give each class many shapes.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ _STYLES = ("", "-Bold", "-Oblique", "-Italic", "-BoldOblique", "-BoldItalic", "B
 
 
 def write_glyphs(root: Path, *, train: int = 80, test: int = 20, seed: int = 0, track: Track = silent) -> Path:
-    """Draw `train` and `test` images of every class into root/{train,test}/<class>/; kept if already there."""
+    """Draw `train` and `test` images of every class into root/{train,test}/<class>/; keep an existing root."""
     if not root.exists():
         with atomic_directory(root) as folder:
             letters = KNOWN + NOVEL
@@ -50,7 +50,7 @@ def _write_class(folder: Path, character: str, count: int, rng: np.random.Genera
 
 
 def draw_glyph(character: str, rng: np.random.Generator) -> Image.Image:
-    """One picture of a character: random font, colours, texture, slant, size and place."""
+    """Draw a character with random font, colours, texture, slant, size and position."""
     side = SIZE * _OVERSAMPLING
     font = ImageFont.truetype(_fonts()[rng.integers(len(_fonts()))], int(side * rng.uniform(0.8, 0.95)))
     mask = Image.new("L", (side, side))
@@ -74,7 +74,7 @@ def _fonts() -> list[Path]:
 
 
 def _colours(rng: np.random.Generator) -> tuple[Pixels, Pixels]:
-    """A light ink and a dark paper that a person can tell apart."""
+    """Draw colours of a light ink and a dark paper with visible contrast."""
     while True:
         ink, paper = rng.uniform(0, 255, (2, 3))
         if float((ink - paper) @ (0.299, 0.587, 0.114)) > 100:
@@ -82,7 +82,7 @@ def _colours(rng: np.random.Generator) -> tuple[Pixels, Pixels]:
 
 
 def _texture(rng: np.random.Generator) -> Pixels:
-    """A smooth gradient and some grain, [SIZE, SIZE, 3]."""
+    """Draw a smooth gradient with some grain, [SIZE, SIZE, 3]."""
     corners = Image.fromarray(rng.uniform(-20, 20, (3, 3)).astype(np.float32)).resize(
         (SIZE, SIZE), Image.Resampling.BICUBIC
     )
@@ -90,7 +90,7 @@ def _texture(rng: np.random.Generator) -> Pixels:
 
 
 def glyphs(request: Request) -> Manifest:
-    """Consonants known, vowels novel; drawn when they are first asked for."""
+    """Return the manifest: consonants known, vowels novel. Draw the images at the first use."""
     root = request.root or Path("data") / "glyphs"
     if not root.exists():
         with alone(root):

@@ -1,4 +1,4 @@
-"""The published splits, shipped as data: which classes are known and which are novel."""
+"""Published splits, shipped as data: the known and the novel classes of each dataset."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ _FOLDER = files("ncd_training.data.datasets") / "splits"
 
 
 class Split(BaseModel):
-    """Class names of one split in the order that numbers them; `images` are the published counts, where known."""
+    """Class names of one split in the order of their numbers; `images` are published counts, if there are any."""
 
     model_config = ConfigDict(frozen=True, extra="forbid")
 
@@ -28,40 +28,40 @@ class Split(BaseModel):
 
     @property
     def classes(self) -> tuple[str, ...]:
-        """All classes, known ones first: the order of the archives whose classes have numbers."""
+        """All classes, known classes first: the order of archives whose classes have numbers."""
         return self.known + self.novel
 
     def remarks(self, manifest: Manifest) -> tuple[str, ...]:
-        """What a user should know: the split's note, and where this copy of the images differs from the published."""
+        """Return notes for the user: the split's own, and differences of this copy from the published counts."""
         found = _counts(manifest)
         other = [
             f"{part} {found[part]:,} instead of {count:,}"
             for part, count in self.images.items()
             if found[part] != count
         ]
-        differs = (
-            [f"this copy has other numbers of images than the published split: {', '.join(other)}"] if other else []
-        )
+        differs = [f"the numbers of images differ from the published split: {', '.join(other)}"] if other else []
         return tuple(filter(None, [self.note, *differs]))
 
 
 def load_split(name: str) -> Split:
-    """The split of a dataset."""
+    """Load the split of a dataset."""
     return Split.model_validate(_read(name))
 
 
 def load_classes(name: str) -> tuple[str, ...]:
-    """A plain list of classes that a split is made from."""
+    """Load a list of classes that a split is made from."""
     return tuple(_read(name)["classes"])
 
 
 def _read(name: str) -> dict[str, Any]:
-    """A split file, unless it is not the one that was released."""
+    """Read a split file; DataError if it is not the released one."""
     file = f"{name}.json"
     content = (_FOLDER / file).read_bytes()
     released = (_FOLDER / "SHA256SUMS").read_text(encoding="ascii").splitlines()
     if f"{hashlib.sha256(content).hexdigest()}  {file}" not in released:
-        raise DataError(f"the split file {_FOLDER / file} was changed", hint="install ncd-serve again")
+        raise DataError(
+            f"the split file {_FOLDER / file} was changed after its release", hint="install ncd-serve again"
+        )
     found: dict[str, Any] = json.loads(content)
     return found
 
