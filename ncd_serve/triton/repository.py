@@ -47,7 +47,7 @@ def check_model(model: Path) -> Any:
     """The configuration of a model; raises DataError with the reason when Triton has no chance to load it."""
     try:
         if not MODEL_NAME.fullmatch(model.name):
-            raise DataError(f"'{model.name}' cannot be a model name: only letters, digits, and _ . - can", hint=LAYOUT)
+            raise DataError(f"'{model.name}' is not a valid model name: use letters, digits, and _ . -", hint=LAYOUT)
         config = read_config(model / CONFIG)
         if config.name not in ("", model.name):
             raise DataError(

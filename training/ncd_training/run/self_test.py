@@ -132,7 +132,7 @@ class SmallRun:
             ) from None
 
     def _copy(self, device: torch.device, *, mixed: bool = False) -> TrainState:
-        """Copy the initial state; model and optimiser in one call, so that the optimiser refers to the copied weights."""
+        """Copy the initial state, all in one call, so that the optimiser refers to the copied weights."""
         model, method, optimizer = deepcopy((self._state.model, self._state.method, self._state.optimizer))
         precision = Precision.on(device, mixed=mixed)
         return replace(

@@ -205,7 +205,7 @@ def _fit(setup: Setup, state: TrainState, run: RunDir, log: RunLog, progress: Pr
                     continue
                 display.say("evaluating the clusters")
                 rows.append({"epoch": state.epoch, **terms, **monitor.after_epoch(state)})
-                # Rows come before the checkpoint: a resumed run drops a row beyond it, but cannot restore a missing one.
+                # Rows come before the checkpoint: a resumed run drops rows beyond it, but cannot restore missing ones.
                 run.write_metrics(rows)
                 save_checkpoint(state, run.checkpoint)
                 curves.follow(rows)
