@@ -3,8 +3,8 @@
     .venv/bin/python benchmarks/cub.py [--data DIR] [--weights FILE] [--out DIR] [--seeds 0 1 2] [--rows full ...]
 
 Rows use the recipe `plus`; `paper` is the paper's objective from random heads, with as many epochs as the recipe
-`quick`. Scores are those of the last epoch; true novel classes are only reported. Finished runs in --out are skipped, so
-an interrupted benchmark resumes. Exit code 1 if the full method is below the README's figure.
+`quick`. Scores are those of the last epoch; true novel classes are only reported. Finished runs in --out are skipped,
+so an interrupted benchmark resumes. Exit code 1 if the full method is below the README's figure.
 """
 
 from __future__ import annotations

@@ -172,7 +172,7 @@ def compare_query(session: Session, client: Client, paths: list[Path], table: Ta
 
 
 def watch_memory(url: str, folder: Path, rows: Path) -> bool:
-    """Run `ncd-serve query` on many images in a separate process; return its memory over time, and True if it is flat."""
+    """Run `ncd-serve query` on many images in a separate process; return its memory, and True if it stays flat."""
     command = [sys.executable, "-m", "ncd_serve", "query", str(folder), "--url", f"grpc://{url}", "--out", str(rows)]
     used = list(_memory_of(command))
     assert len(rows.read_text().splitlines()) == LONG_RUN

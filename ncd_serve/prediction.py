@@ -42,7 +42,7 @@ class Prediction:
 
     @classmethod
     def failed(cls, path: str, error: str) -> Prediction:
-        """The row of an image that could not be read."""
+        """Return the row of an image that could not be read."""
         return cls(path=path, status="error", error=error)
 
     @classmethod
@@ -56,7 +56,7 @@ class Prediction:
         top_k: int,
         min_confidence: float = 0.0,
     ) -> Prediction:
-        """The row of an image with cluster probabilities [C]; `margin` is the lead over the second cluster."""
+        """Return the row of an image with cluster probabilities [C]; `margin` is the lead over the second cluster."""
         order = np.argsort(-probabilities, kind="stable")
         ranked = [Candidate(int(i), names[i], float(probabilities[i])) for i in order[: max(top_k, 2)]]
         best = ranked[0]

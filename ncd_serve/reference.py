@@ -48,15 +48,15 @@ class Reference:
         return len(self.counts)
 
     def limits(self) -> FitLimits:
-        """Limits of fit, calibrated on these images."""
+        """Return the limits of fit, calibrated on these images."""
         return calibrate(self.embeddings, self.cluster_ids, self.confidences, clusters=self.clusters)
 
     def files(self, root: Path | None = None) -> list[Path]:
-        """The images, below the folder where they were or another one."""
+        """Return the image files, below their original folder or another one."""
         return [(root or self.root) / path for path in self.paths]
 
     def sampled(self) -> Reference:
-        """At most `MOST_IMAGES` of them, evenly spread."""
+        """Return a reference with at most `MOST_IMAGES` images, evenly spread."""
         rows = np.arange(0, len(self.paths), -(-len(self.paths) // MOST_IMAGES))
         if len(rows) == len(self.paths):
             return self

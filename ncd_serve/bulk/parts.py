@@ -1,4 +1,4 @@
-"""The folder of a bulk run: its plan, which says what is to be done, and one part for each block that is done."""
+"""Folder of a bulk run: its plan, which lists the blocks, and one part for each finished block."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ class Order:
 
     @classmethod
     def of(cls, manifest: BundleManifest, **asked: Any) -> Order:
-        """Order of rows from a bundle."""
+        """Return the order of rows from a bundle."""
         return cls(bundle=manifest.bundle_id, checkpoint=manifest.checkpoint, **asked)
 
 
@@ -66,12 +66,12 @@ class Plan:
 
 
 def part_name(number: int) -> str:
-    """The file with the rows of a block."""
+    """Return the name of the file with the rows of a block."""
     return f"part-{number:07}.parquet"
 
 
 def finished(folder: Folder) -> set[int]:
-    """The numbers of the blocks that are done."""
+    """Return the numbers of the finished blocks."""
     return {int(found[1]) for name in folder.names() if (found := _PART.fullmatch(name))}
 
 
@@ -131,7 +131,7 @@ def _record(block: Block) -> dict[str, Any]:
 
 
 def read_block(folder: Folder, number: int) -> Block:
-    """One block of the plan."""
+    """Read one block of the plan."""
     with folder.open(PLAN) as stream, pq.ParquetFile(stream) as table:
         group = table.read_row_group(number // _BLOCKS_AT_ONCE)
     (record,) = group.slice(number % _BLOCKS_AT_ONCE, 1).drop(["number"]).to_pylist()

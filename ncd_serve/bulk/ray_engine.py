@@ -38,7 +38,7 @@ _TRIES = 3  # of a block whose workers die: after so many it is the block that k
 
 @contextmanager
 def cluster(address: str | None) -> Iterator[None]:
-    """The cluster at an address or at RAY_ADDRESS; without either, one on this machine for as long as it is needed."""
+    """Connect to the cluster at an address or at RAY_ADDRESS; without either, start a temporary one on this machine."""
     address = address or os.environ.get("RAY_ADDRESS") or "local"
     os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")  # nothing phones home
     terminate = signal.getsignal(signal.SIGTERM)
@@ -59,14 +59,14 @@ def cluster(address: str | None) -> Iterator[None]:
 
 
 def _knock(address: str) -> None:
-    """Fail at once where nobody listens: Ray itself goes on trying for minutes."""
+    """Raise an error at once if the address does not respond: Ray itself retries for minutes."""
     host, _, port = address.removeprefix("ray://").rpartition(":")
     if port.isdecimal():
         socket.create_connection((host, int(port)), timeout=10).close()
 
 
 def room(device: Device) -> tuple[int, Device]:
-    """Number of workers that the cluster has room for, and the device of each."""
+    """Return the number of workers that the cluster has room for, and the device of each."""
     resources = ray.cluster_resources()
     gpus = int(resources.get("GPU", 0))
     if gpus and device is not Device.CPU:
@@ -121,7 +121,7 @@ class Tries:
 
 
 class Worker:
-    """Actor with one model, which does one block after the other."""
+    """Actor with one model, which processes one block after the other."""
 
     def __init__(self, files: dict[str, bytes], order: Order, home: str, out: str, device: Device, tries: Any) -> None:
         with suppress(OSError):  # a machine without it can do with URLs and absolute paths
@@ -138,7 +138,7 @@ class Worker:
                 self._failure = type(error)(f"a worker on {socket.gethostname()}: {error}", hint=error.hint)
 
     def __call__(self, table: pa.Table) -> pa.Table:
-        """Write the part of a block; how many rows it has."""
+        """Write the part of a block, and return its number of rows."""
         number = table["number"][0].as_py()
         counts, failure = Counter(ok=0, unsure=0, error=0), self._failure
         try:

@@ -80,7 +80,7 @@ def _options(
         bool, typer.Option("--version", callback=_print_version, is_eager=True, help="Show the version and exit.")
     ] = False,
 ) -> None:
-    """Options before the sub-command."""
+    """Declare the options before the sub-command."""
 
 
 def main() -> None:

@@ -27,7 +27,7 @@ FOLLOWER_DELAY_SECONDS = 5
 
 @contextmanager
 def one_speaker(*, is_leader: bool) -> Iterator[None]:
-    """Let one of several training processes speak. A follower's error waits: mostly the leader says the same."""
+    """Let only one of several training processes print. A follower delays its error: usually it is the leader's."""
     out.quiet = messages.quiet = not is_leader
     try:
         yield

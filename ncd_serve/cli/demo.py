@@ -1,4 +1,4 @@
-"""`demo`: the whole road on embedded data, each step by the command that a user would type."""
+"""`demo`: the whole workflow on embedded data, each step by the command that a user would type."""
 
 from __future__ import annotations
 
@@ -72,7 +72,7 @@ def _show(*words: object) -> None:
 
 
 def _new_images(data: Path) -> list[Path]:
-    """Held-out images of the novel classes, which training never saw."""
+    """Return held-out images of the novel classes, which training never saw."""
     from ncd_training.data.datasets.glyphs import NOVEL
 
     return [path for name in NOVEL for path in sorted((data / "test" / name).iterdir())[:_IMAGES_PER_CLASS]]

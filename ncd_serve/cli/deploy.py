@@ -61,7 +61,7 @@ def render(
 
 
 def _next(facts: Deployment, target: Target, folder: Path) -> list[str]:
-    """The commands that bring it up."""
+    """Return the commands that start the deployment."""
     place, repository = shlex.quote(str(folder)), shlex.quote(str(facts.repository))
     upload = [f"copy {repository} to {facts.repository_uri}"] if facts.repository_uri else []
     if target == Target.COMPOSE:

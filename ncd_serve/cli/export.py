@@ -15,7 +15,7 @@ from ncd_serve.errors import needs_extra
 
 
 class ServedOn(str, Enum):
-    """What the model's config.pbtxt is written for."""
+    """Hardware that the model's config.pbtxt is written for."""
 
     CPU = "cpu"
     CUDA = "cuda"

@@ -13,7 +13,7 @@ from ncd_serve.errors import UsageError
 
 
 class RowFormat(str, Enum):
-    """How rows are printed."""
+    """Format of printed rows."""
 
     TABLE = "table"
     CSV = "csv"
@@ -21,7 +21,7 @@ class RowFormat(str, Enum):
 
 
 class Engine(str, Enum):
-    """What runs a bundle."""
+    """Engine that runs a bundle."""
 
     PLAIN = "plain"
     RAY = "ray"

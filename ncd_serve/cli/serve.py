@@ -1,4 +1,4 @@
-"""`serve`, `status` and `stop`: a real Triton on a model repository, until it is told to stop."""
+"""`serve`, `status` and `stop`: Triton servers on a model repository."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""One model on one Triton server, over gRPC or HTTP: deadlines, retries, and errors that say what to do."""
+"""Connection to one model on one Triton server, over gRPC or HTTP: deadlines, retries, and errors with hints."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ _GRPC_OPTIONS = [
 
 @cache
 def _loop() -> asyncio.AbstractEventLoop:
-    """The one loop of this process that talks to servers: gRPC logs errors when several do."""
+    """Return the event loop for servers. There is one per process: gRPC logs errors when several loops are used."""
     loop = asyncio.new_event_loop()
     loop.set_exception_handler(_report)
     Thread(target=loop.run_forever, name="ncd-serve", daemon=True).start()
@@ -66,7 +66,7 @@ def in_background(work: Coroutine[Any, Any, _T]) -> Future[_T]:
 
 
 def split_url(url: str) -> tuple[str, str]:
-    """`grpc://host:port` to scheme and address; without a scheme it is gRPC."""
+    """Split `grpc://host:port` into scheme and address; the default scheme is gRPC."""
     scheme, _, address = url.rstrip("/").rpartition("://")
     scheme = scheme or "grpc"
     if scheme not in _PROTOCOLS or not address.rpartition(":")[2].isdigit():
@@ -99,19 +99,19 @@ class Connection:
         self._client = self._library.InferenceServerClient(self._address, ssl=self._secure, **options)
 
     async def config(self) -> dict[str, Any]:
-        """The model's configuration as served."""
+        """Return the model's configuration as served."""
         answer = await self._ask("get_model_config", self._model)
         return answer.get("config", answer) if isinstance(answer, dict) else {}  # whatever else answers HTTP
 
     async def server_version(self) -> str:
-        """The version of a server that says it is ready to answer."""
+        """Return the version of the server; raise an error unless it is ready."""
         if not await self._call(self._client.is_server_ready, _FIRST_CONTACT_PATIENCE):
             raise ServerError(f"the server at {self._address} is not ready", hint="its log says what it waits for")
         answer = await self._ask("get_server_metadata")
         return str(answer.get("version", "of no version")) if isinstance(answer, dict) else "of no version"
 
     async def models(self) -> list[str]:
-        """Name, version and state of every model, as the server tells them."""
+        """Return name, version and state of every model, as the server reports them."""
         answer = await self._ask("get_model_repository_index")
         entries = answer.get("models", []) if isinstance(answer, dict) else answer
         return [" ".join(entry[key] for key in ("name", "version", "state") if key in entry) for entry in entries]
@@ -124,7 +124,7 @@ class Connection:
     async def infer(
         self, images: NDArray[np.uint8], outputs: Sequence[str], *, class_count: int = 0
     ) -> list[NDArray[Any]]:
-        """Outputs by name for images, or strings `score:index:label` of the highest `class_count` values of each."""
+        """Return outputs by name for images, or strings `score:index:label` of the best `class_count` values of each."""
         image = self._library.InferInput("image", list(images.shape), "UINT8")
         image.set_data_from_numpy(images)
         wanted = [self._library.InferRequestedOutput(name, class_count=class_count) for name in outputs]
@@ -157,7 +157,7 @@ class Connection:
             pause = min(2 * pause, _LONGEST_PAUSE)
 
     def _note(self, *, away: bool) -> None:
-        """Say when the server has been away for a while, and when it is back; once for all requests in flight."""
+        """Print that the server has been unreachable for a while, or is back; once for all requests in flight."""
         if away != self._away:
             _log.warning("%s %s", self._address, "does not answer: trying again" if away else "answers again")
             self._away = away

@@ -88,7 +88,7 @@ class Deployment:
 def describe(
     bundle: Bundle, repository: Path, *, model: str, image: str | None = None, repository_uri: str = ""
 ) -> Deployment:
-    """Collect the facts about a bundle that `repository` serves as `model`; raise for what cannot be deployed."""
+    """Collect the facts about a bundle that `repository` serves as `model`; raise an error if it cannot be deployed."""
     if not _LABEL.fullmatch(model):
         raise UsageError(f"'{model}' cannot be a label in Kubernetes", hint="export it with a shorter --model-name")
     name = f"ncd-{re.sub('[^a-z0-9]+', '-', model.lower()).removeprefix('ncd-')}"[:40].rstrip("-")
@@ -117,7 +117,7 @@ def describe(
 
 
 def _storage(uri: str) -> tuple[str, int]:
-    """The kind of storage, and the port that it listens on."""
+    """Return the kind of storage, and its port."""
     if not uri:
         return "", 443
     found = _URI.fullmatch(uri)
@@ -130,7 +130,7 @@ def _storage(uri: str) -> tuple[str, int]:
 
 
 def _served_config(repository: Path, model: str, bundle_id: str) -> Any:
-    """The configuration of the model; raises unless it serves that bundle, and all else there can be loaded, too."""
+    """Return the model's configuration; raise an error unless it serves the bundle and all models can be loaded."""
     if model not in check_repository(repository):
         raise DataError(
             f"{repository} has no model '{model}'", hint="name another with --model-name, or another --repository"

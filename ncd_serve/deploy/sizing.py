@@ -60,7 +60,7 @@ class Figures:
 
 @dataclass(frozen=True)
 class Line:
-    """One answer."""
+    """Estimate of one quantity, with its formula."""
 
     what: str
     value: float
@@ -70,7 +70,7 @@ class Line:
 
 
 def measure(bundle: Bundle, samples: Sequence[Path]) -> Figures:
-    """Time the model and the decoding of real images, in one thread; the median of a few rounds."""
+    """Measure the model and the decoding of real images in one thread; return medians over several rounds."""
     spec = bundle.manifest.preprocess
     chosen = samples[:: max(1, -(-len(samples) // _MOST_SAMPLES))]
     if not chosen:
@@ -103,7 +103,7 @@ def _readable(path: Path, spec: PreprocessSpec) -> bytes:
 
 
 def size_up(demand: Demand, figures: Figures) -> list[Line]:
-    """Answers in the order in which they follow from each other."""
+    """Return the estimates, each after those that it depends on."""
     peak = demand.images_per_day / DAY * demand.peak
     lines = [
         Line("model, one core", figures.model_ms, "ms an image", "ONNX Runtime, one thread, batches of 8", "measured"),
@@ -194,7 +194,7 @@ def _training(demand: Demand, figures: Figures) -> list[Line]:
 
 
 def _median_ms(work: Callable[[], object]) -> float:
-    """Median CPU time of this thread in ms, so that other work on the machine counts little."""
+    """Return the median CPU time of this thread in ms, so that other load on the machine matters little."""
     times = []
     for _ in range(_ROUNDS):
         start = time.thread_time()
@@ -204,5 +204,5 @@ def _median_ms(work: Callable[[], object]) -> float:
 
 
 def _n(value: float) -> str:
-    """A number for people."""
+    """Return a number as text for people."""
     return f"{value:,.0f}" if value >= 100 else f"{value:.3g}"

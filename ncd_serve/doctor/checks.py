@@ -1,4 +1,4 @@
-"""Checks of the installation, a bundle, a repository and a server: what was found, and what to do about it."""
+"""Checks of the installation, a bundle, a repository and a server, each with its result and a fix."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ EXPORT_AGAIN = "export the run again: ncd-serve export RUN"
 
 @dataclass(frozen=True)
 class Check:
-    """One thing looked at. `missing` parts are only needed for some commands; a `problem` has to be solved."""
+    """Result of a check. `missing` parts are only needed for some commands; a `problem` must be solved."""
 
     group: str
     what: str
@@ -46,7 +46,7 @@ class Check:
 def examine(
     *, bundle: Path | None = None, repository: Path | None = None, url: str | None = None, model: str = "ncd_global"
 ) -> Iterator[Check]:
-    """Everything about this machine, and what was asked for on top; `model` is the one to ask at `url`."""
+    """Yield the checks of this machine, and of a bundle, repository or server if given; `model` is the one at `url`."""
     yield from take_steps("installation", installation_steps())
     yield from take_steps("machine", machine_steps())
     if bundle is not None:
@@ -58,7 +58,7 @@ def examine(
 
 
 def take_steps(group: str, steps: Iterator[Step], *, in_a_row: bool = False) -> Iterator[Check]:
-    """One check for each step; in a row, where each step builds on those before it, a problem ends it."""
+    """Yield a check for each step; in a sequence, where each step needs the one before, a problem ends it."""
     for what, look in steps:
         try:
             yield Check(group, what, "ok", look())
@@ -134,7 +134,7 @@ def _served_model(model: Path) -> str:
 
 
 def _exported_model(model: Path, config: dict[str, Any], parsed: Any) -> str:
-    """The newest version answers as the configuration says, and there is a label for every cluster."""
+    """Check that the newest version answers as configured, and that every cluster has a label."""
     try:
         contract = read_contract(config, str(model))
     except ServerError as error:
@@ -163,7 +163,7 @@ def _ask_onnx(model: Path, images: Images) -> Answers:
 
 
 def _answered(ask: Callable[[Images], Answers], *, side: int, clusters: int) -> str:
-    """Ask about two images of noise; what comes back has to be probabilities."""
+    """Send two images of noise, and check that the outputs are probabilities."""
     answers = ask(np.random.default_rng(0).integers(0, 256, (2, side, side, 3), dtype=np.uint8))
     if answers.shape != (2, clusters):
         raise DataError(f"answers of shape {answers.shape}, not {(2, clusters)}", hint=EXPORT_AGAIN)

@@ -47,11 +47,11 @@ LEAST_DISK, LEAST_SHARED, LEAST_MEMORY = 1e9, 64e6, 5e8
 
 
 class BrokenInstallationError(MissingExtraError):
-    """A part that is there, or always has to be, and does not work."""
+    """Part of the installation that is required or present, but does not work."""
 
 
 def installation_steps() -> Iterator[Step]:
-    """Checks that the installed packages are complete and work."""
+    """Yield checks that the installed packages are complete and work."""
     yield "python", _python
     yield "ncd-serve", partial(_packages, "")
     for extra in metadata("ncd-serve").get_all("Provides-Extra") or ():
@@ -66,7 +66,7 @@ def installation_steps() -> Iterator[Step]:
 
 
 def machine_steps() -> Iterator[Step]:
-    """Checks that there is room on disks and in memory."""
+    """Yield checks of free space on disks and in memory."""
     yield "cores, memory", _cores_and_memory
     yield "working folder", partial(_room, Path.cwd(), "free some space, or use --out FOLDER on another disk")
     yield "temporary files", partial(_room, Path(tempfile.gettempdir()), "export TMPDIR=FOLDER on another disk")
@@ -87,7 +87,7 @@ def _python() -> str:
 
 
 def _packages(extra: str) -> str:
-    """The packages of an extra, or with "" of the base, and their versions."""
+    """Return the packages of an extra, or with "" of the base, and their versions."""
     found, absent, unfit = [], [], []
     for wanted in _requirements(extra):
         try:
@@ -109,7 +109,7 @@ def _packages(extra: str) -> str:
 
 
 def _requirements(extra: str) -> list[Requirement]:
-    """What our own metadata asks for, on this machine."""
+    """Return the requirements of this package on this machine, from its metadata."""
     from packaging.requirements import Requirement
 
     def holds(wanted: Requirement, extra: str) -> bool:
@@ -120,7 +120,7 @@ def _requirements(extra: str) -> list[Requirement]:
 
 
 def _torch() -> str:
-    """What torch says in a process of its own: this one stays without it."""
+    """Return version and devices of torch, from a separate process: this one does not import it."""
     try:
         version("torch")
     except PackageNotFoundError:
@@ -163,7 +163,7 @@ def _onnxruntime() -> str:
 
 
 def _provider(device: Device, libraries: str) -> str:
-    """One that is listed may lack its libraries or its GPU: only a session tells."""
+    """Check an ONNX Runtime provider with a session: a listed one may lack its libraries or its GPU."""
     try:
         _open_tiny_model(device)
     except MissingExtraError as error:
@@ -181,7 +181,7 @@ def _open_tiny_model(device: Device) -> None:
 
 
 def _triton() -> str:
-    """The binary and its version, which it only tells when it starts: here on a repository that is not there."""
+    """Return Triton's binary and version, which it prints only at a start: here on a repository that does not exist."""
     install = find_triton()
     with tempfile.TemporaryDirectory() as folder:
         backends = install.lay_out(Path(folder) / "backends")
@@ -201,7 +201,7 @@ def _triton() -> str:
 
 
 def _stub() -> str:
-    """The Python that runs models inside the wheel's server, with its numpy; `find_triton` refuses numpy 2."""
+    """Return the Python that runs models inside the wheel's server, with its numpy; `find_triton` rejects numpy 2."""
     install = find_triton()
     if install.source == "PATH":
         return "the server's own"
@@ -221,7 +221,7 @@ def _cores_and_memory() -> str:
 
 
 def _memory() -> tuple[float, float]:
-    """All memory and what is free of it, in bytes; a container's limit counts where there is one."""
+    """Return total and free memory in bytes, within the limit of a container if there is one."""
     pages = {name: os.sysconf(name) for name in ("SC_PAGE_SIZE", "SC_PHYS_PAGES")}
     total = free = float(pages["SC_PAGE_SIZE"] * pages["SC_PHYS_PAGES"])
     if told := re.search(r"MemAvailable:\s+(\d+) kB", _read("/proc/meminfo")):

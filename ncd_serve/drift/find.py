@@ -36,7 +36,7 @@ _BINS = 10  # of the pictured confidences
 
 @dataclass(frozen=True)
 class Measure:
-    """One test: the difference of a batch, and the limit above which it counts as drift."""
+    """Result of one test: the difference of a batch, and the limit above which it counts as drift."""
 
     name: str
     meaning: str
@@ -51,7 +51,7 @@ class Measure:
 
 @dataclass(frozen=True)
 class Share:
-    """A cluster's part of the images, then and now."""
+    """Share of a cluster in the training images and in the batch."""
 
     cluster_id: int
     name: str
@@ -61,7 +61,7 @@ class Share:
 
 @dataclass(frozen=True)
 class Drift:
-    """A batch beside the training images."""
+    """Comparison of a batch with the training images."""
 
     images: int
     unreadable: int
@@ -77,7 +77,7 @@ class Drift:
 
 
 def find_drift(rows: Sequence[Prediction] | str | Path, bundle: Bundle | str | Path) -> Drift:
-    """Compare rows with the images of a bundle; DataError when there are too few, or they are another model's.
+    """Compare rows with the images of a bundle; raise DataError for too few rows, or rows of another model.
 
     Rows are predictions or a file of them.
     """
@@ -133,7 +133,7 @@ def _check(answered: Sequence[Prediction], bundle: Bundle) -> None:
 
 
 def _shares_differ(training: Floats | Ids, batch: Ids) -> Measure:
-    """Half the sum of the differences; chance is how far samples of the training shares stray from them."""
+    """Compare shares: half the sum of differences; the limit is its spread in samples of the training shares."""
     images, shares = int(batch.sum()), _part(training)
     # Training images are a sample, too: both stray.
     rng, both = np.random.default_rng(_SEED), 1 / (1 / images + 1 / max(training.sum(), 1))
@@ -147,7 +147,7 @@ def _shares_differ(training: Floats | Ids, batch: Ids) -> Measure:
 
 
 def _confidences_differ(training: Floats, batch: Floats) -> Measure:
-    """Kolmogorov and Smirnov's distance, with their limit for large samples."""
+    """Compare confidences by the Kolmogorov-Smirnov distance, with its limit for large samples."""
     meaning = "largest difference of the shares below any confidence"
     if not (len(training) and len(batch)):
         return Measure("confidence", meaning, 0.0, 1.0)
@@ -158,7 +158,7 @@ def _confidences_differ(training: Floats, batch: Floats) -> Measure:
 
 
 def _fits_differ(training: Ids, batch: Ids) -> Measure:
-    """Share of images beyond a fence, minus that of training; chance is its spread in samples of training images."""
+    """Compare the shares of images beyond a limit of fit; the limit is the spread in samples of training images."""
     typical = FITS.index("typical")
     expected = float(((training != typical).sum() + 1) / (len(training) + 2))
     strays = np.random.default_rng(_SEED).binomial(len(batch), expected, _DRAWS) / len(batch) - expected

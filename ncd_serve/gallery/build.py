@@ -52,7 +52,7 @@ def make_gallery(
 
 
 def _default_page(source: Path) -> Path:
-    """Beside a file, inside a run, and beside a bundle, whose files are counted."""
+    """Return the default page: beside a rows file, inside a run, beside a bundle (whose files are fixed)."""
     if source.is_dir() and not (source / MANIFEST).is_file():
         return source / "gallery.html"
     whole = source.resolve()
@@ -84,7 +84,7 @@ def build_gallery(
 
 
 def _draw_map(shown: Collection, kind: MapKind | None, progress: Progress) -> tuple[MapKind, Floats | None]:
-    """Places of the images and, after them, of the background."""
+    """Return the places of the images, followed by those of the background."""
     if shown.embeddings is None or kind is MapKind.NONE:
         return MapKind.NONE, None
     vectors = shown.embeddings if shown.background is None else np.concatenate([shown.embeddings, shown.background])

@@ -40,7 +40,7 @@ class Cluster:
 
 
 def describe(shown: Collection) -> tuple[list[Cluster], Floats]:
-    """The clusters that have images, the largest first, and how central each image is in its own, [N]."""
+    """Return the clusters that have images, the largest first, and the centrality of each image in its cluster [N]."""
     centres = _centres(shown)
     central = _centrality(shown, centres)
     numbers = [int(number) for number in np.unique(shown.cluster_ids)]
@@ -75,7 +75,7 @@ def _arrange(rows: Ids, central: Floats, confidences: Floats) -> tuple[list[int]
 
 
 def _centres(shown: Collection) -> Floats | None:
-    """Mean directions of all clusters, [C, d]; zeros where a cluster has no image."""
+    """Return the mean directions of all clusters [C, d]; zeros for a cluster without images."""
     if shown.embeddings is None:
         return None
     sums = np.zeros((len(shown.counts), shown.embeddings.shape[1]), np.float32)
@@ -84,7 +84,7 @@ def _centres(shown: Collection) -> Floats | None:
 
 
 def _centrality(shown: Collection, centres: Floats | None) -> Floats:
-    """Cosine with the cluster's centre; confidence where there are no embeddings."""
+    """Return the cosine with the cluster's centre, or the confidence if there are no embeddings."""
     if centres is None or shown.embeddings is None:
         return shown.confidences
     central: Floats = (directions(shown.embeddings) * centres[shown.cluster_ids]).sum(1)

@@ -16,7 +16,7 @@ Kind = Literal["run", "bundle", "rows"]
 
 @dataclass(frozen=True)
 class GivenNames:
-    """Names, merges and junk that people have given so far."""
+    """Names, merges and junk marks that people have given so far."""
 
     defaults: list[str]  # what every cluster is called while it has no name, by id
     names: dict[int, str] = field(default_factory=dict)

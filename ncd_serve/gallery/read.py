@@ -140,7 +140,7 @@ def _read_rows(source: Path, bundle: Bundle | None, images: Path | None, progres
 
 
 def _naming_of(rows: Sequence[Prediction]) -> GivenNames:
-    """The names that rows have, without a bundle to keep new ones in."""
+    """Return the names in the rows; without a bundle, new names cannot be stored."""
     answers = [candidate for row in rows for candidate in row.top_k]
     labels = {answer.cluster_id: answer.cluster_name for answer in answers}
     labels |= {row.cluster_id: row.cluster_name for row in rows if row.cluster_id is not None and row.cluster_name}
@@ -165,7 +165,7 @@ def _below(path: str, root: Path) -> str:
 
 
 def _place(path: str, root: Path, images: Path | None) -> Path:
-    """File of an image of the rows: as it was named, or below the folder that the images are in now."""
+    """Return the file of an image in the rows: at its path, or below the folder that now holds the images."""
     if images is None:
         return Path(path)
     as_named = images / Path(path).relative_to(Path(path).anchor)

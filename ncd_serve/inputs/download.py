@@ -15,7 +15,7 @@ _PIECE = 1 << 16
 
 
 def fetch(url: str) -> bytes:
-    """The bytes that a URL answers with, or DataError with the reason."""
+    """Return the bytes at a URL; raise DataError with the reason of a failure."""
     deadline = time.monotonic() + SECONDS
     pieces, size = [], 0
     try:
@@ -35,7 +35,7 @@ def fetch(url: str) -> bytes:
 
 
 def _opener() -> request.OpenerDirector:
-    """HTTP alone: the usual opener would follow a redirection to ftp, too."""
+    """Return an opener for HTTP only: the default one would follow redirects to ftp."""
     opener = request.OpenerDirector()
     for handler in (
         request.ProxyHandler,

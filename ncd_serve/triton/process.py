@@ -1,4 +1,4 @@
-"""Ports, start and end of a child server."""
+"""Process of a server: its ports, start and end."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ USUAL_PORTS = Ports(http=8000, grpc=8001, metrics=8002)
 
 
 def plain_temporary_directory() -> tempfile.TemporaryDirectory[str]:
-    """A directory whose path needs no quotes: Triton passes it to its stub through a shell, without any."""
+    """Yield a directory whose path needs no quotes: Triton passes it to its stub through a shell, unquoted."""
     usual = tempfile.gettempdir()
     for parent in (usual, "/tmp", "/var/tmp"):
         if SHELL_SAFE.fullmatch(parent) and os.access(parent, os.W_OK):
@@ -48,13 +48,13 @@ def plain_temporary_directory() -> tempfile.TemporaryDirectory[str]:
 
 
 def choose_ports(host: str, *wanted: int | None) -> Ports:
-    """The wanted ports if they are free, and free ones for those that are None."""
+    """Return the requested ports if they are free, and free ones for those that are None."""
     with ExitStack() as held:  # until the last is chosen, so that no two are the same
         return Ports(*[held.enter_context(_listen(host, port or 0)).getsockname()[1] for port in wanted])
 
 
 def usual_or_free(host: str, wanted: int | None, usual: int) -> int | None:
-    """The wanted port, else the usual one unless it is taken; None (and 0) stand for any free one."""
+    """Return the requested port, else the usual one unless it is taken; None (and 0) stand for any free port."""
     if wanted is not None:
         return wanted
     try:
@@ -120,6 +120,6 @@ def end_process(process: subprocess.Popen[bytes], timeout: float) -> None:
 
 
 def remove_shared_memory(prefix: str) -> None:
-    """Remove the regions that a server which was killed could not remove itself."""
+    """Remove the shared memory regions that a killed server left behind."""
     for region in Path("/dev/shm").glob(f"{prefix}*"):
         region.unlink(missing_ok=True)

@@ -1,4 +1,4 @@
-"""Check that a folder is a model repository that Triton can load, and name the problem if it is not."""
+"""Checks that a folder is a model repository that Triton can load."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ MODEL_FILES = {"onnxruntime": "model.onnx", "python": "model.py"}
 
 
 def check_repository(repository: Path) -> list[str]:
-    """The names of the models; raises DataError with the reason when Triton has no chance to load what is there."""
+    """Return the names of the models; raise DataError with the reason if Triton cannot load them."""
     models = model_folders(repository)
     for model in models:
         check_model(model)
@@ -28,7 +28,7 @@ def check_repository(repository: Path) -> list[str]:
 
 
 def model_folders(repository: Path) -> list[Path]:
-    """The folders of the models, whatever is in them; raises DataError when this is no repository."""
+    """Return the folders of the models, with any content; raise DataError if this is no repository."""
     try:
         if (repository / CONFIG).exists() or any(VERSION.fullmatch(entry.name) for entry in repository.iterdir()):
             raise DataError(
@@ -44,7 +44,7 @@ def model_folders(repository: Path) -> list[Path]:
 
 
 def check_model(model: Path) -> Any:
-    """The configuration of a model; raises DataError with the reason when Triton has no chance to load it."""
+    """Return the configuration of a model; raise DataError with the reason if Triton cannot load it."""
     try:
         if not MODEL_NAME.fullmatch(model.name):
             raise DataError(f"'{model.name}' is not a valid model name: use letters, digits, and _ . -", hint=LAYOUT)
@@ -66,7 +66,7 @@ def check_model(model: Path) -> Any:
 
 
 def model_versions(model: Path, config: Any) -> list[Path]:
-    """The folders of the versions that Triton would see, the newest last."""
+    """Return the folders of the versions that Triton would see, the newest last."""
     versions = sorted(
         (entry for entry in model.iterdir() if VERSION.fullmatch(entry.name)), key=lambda entry: int(entry.name)
     )
@@ -83,7 +83,7 @@ def model_versions(model: Path, config: Any) -> list[Path]:
 
 
 def load_configs(model: Path) -> tuple[str, str] | None:
-    """The configuration as Triton's load call takes it: keeping one more version than it says, and as it is.
+    """Return two configurations for Triton's load call: one that keeps one more version, and the configured one.
 
     None where it does not say how many to keep, or there is none.
     """
@@ -106,7 +106,7 @@ def _unreadable(error: OSError) -> DataError:
 
 
 def read_config(path: Path) -> Any:
-    """The configuration, empty where there is none: Triton completes it from the model."""
+    """Return the configuration; empty if there is none, since Triton completes it from the model."""
     from google.protobuf import text_format  # type: ignore[import-untyped]
     from tritonclient.grpc.model_config_pb2 import ModelConfig
 

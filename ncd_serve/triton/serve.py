@@ -1,4 +1,4 @@
-"""Serve a model repository with Triton: for a program as a context, for the command until it is told to stop."""
+"""Serving of a model repository with Triton: as a context for programs, until stopped for the command."""
 
 from __future__ import annotations
 
@@ -76,7 +76,7 @@ def serve(
 
 
 class Server:
-    """A Triton server that answers, with a client for one of its models. Use it as a context, or call `stop`."""
+    """Running Triton server, with a client for one of its models. Use it as a context, or call `stop`."""
 
     def __init__(self, triton: TritonServer, model: str) -> None:
         self._triton, self.model = triton, model
@@ -196,7 +196,7 @@ def _with_time(progress: Progress) -> Callable[[str], None]:
 
 
 def _chosen_model(repository: Path, wanted: str | None) -> str:
-    """The model that clients ask: the wanted one, else the default one, else the first."""
+    """Return the model for clients: the requested one, else the default one, else the first."""
     names = check_repository(repository)
     if wanted is not None and wanted not in names:
         raise UsageError(f"{repository} has no model '{wanted}'", hint=did_you_mean(wanted, names))
@@ -206,7 +206,7 @@ def _chosen_model(repository: Path, wanted: str | None) -> str:
 
 
 def greeting(server: TritonServer, repository: Path, how_to_stop: str) -> str:
-    """Message of a ready server: its addresses, and a line for every way to ask it."""
+    """Return the message of a ready server: its addresses, and a line for every way to send requests."""
     name = _chosen_model(repository, None)
     model = "" if name == DEFAULT_MODEL else f" --model-name {name}"
     keyword = "" if name == DEFAULT_MODEL else f', model="{name}"'

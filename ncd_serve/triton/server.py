@@ -1,4 +1,4 @@
-"""A Triton server as a child process: started on free ports, watched until ready, always cleaned up."""
+"""Triton server as a child process: started on free ports, watched until ready, always cleaned up."""
 
 from __future__ import annotations
 
@@ -71,7 +71,7 @@ class TritonServer:
         live_updates: bool = False,
         extra_arguments: Sequence[str] = (),
     ) -> None:
-        """Only notes what to start. Ports left out become free ones; `extra_arguments` are tritonserver's own."""
+        """Prepare a server without starting it. Omitted ports become free ones; `extra_arguments` are tritonserver's."""
         self._repository = Path(repository)
         self._host = host
         self._wanted_ports = (http_port, grpc_port, metrics_port)
@@ -155,7 +155,7 @@ class TritonServer:
 
     @property
     def probe(self) -> Probe:
-        """Questions to the server."""
+        """Probe of the server."""
         return Probe(self.http_url, headers=self.headers)
 
     @property
@@ -164,7 +164,7 @@ class TritonServer:
         return {**self._options.headers(), **({KEY_HEADER: self._key} if self._key else {})}
 
     def activity(self) -> dict[str, Activity]:
-        """Activity of each model."""
+        """Return the activity of each model."""
         return read_activity(self._url(self._host, self._started().ports.metrics))
 
     def _failure(self, what: str) -> ServerError:

@@ -1,4 +1,4 @@
-"""Keep a server answering: start it again when it or a model's process has died, load what is exported meanwhile."""
+"""Supervision of a server: restarts it when it or a model's process has died, loads new exports."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ Fingerprint = frozenset[tuple[str, int, int]]
 
 
 class Supervisor:
-    """Watches one server, which it has started; `tell` says what it did about it."""
+    """Supervisor of one server, which it starts and restarts; `tell` reports its actions."""
 
     def __init__(self, server: TritonServer, *, start_seconds: float, tell: Callable[[str], None]) -> None:
         self._server, self._start_seconds, self._tell = server, start_seconds, tell
@@ -41,7 +41,7 @@ class Supervisor:
                 failures += 1
 
     def _watch(self, updates: Updates | None, show: Callable[[], None]) -> str:
-        """Returns why the server needs to be started again."""
+        """Watch the server, and return the reason why it needs a restart."""
         suspected = None
         while self._server.is_running():
             lost = self._server.probe.lost_process(self._server.pid)
@@ -98,14 +98,14 @@ class Supervisor:
 
 
 class Updates:
-    """Models of a repository whose files have changed since they were loaded."""
+    """Tracker of the models in a repository whose files have changed since they were loaded."""
 
     def __init__(self, repository: Path) -> None:
         self._repository = repository
         self._loaded = self._seen = self._look()
 
     def due(self) -> list[Path]:
-        """Folders that changed and are complete: nothing happened to them since the last call. Each is named once."""
+        """Return folders that changed and are complete: no change since the last call. Each is returned once."""
         before, self._seen = self._seen, self._look()
         settled = {folder: mark for folder, mark in self._seen.items() if before.get(folder) == mark}
         due = [folder for folder, mark in sorted(settled.items()) if self._loaded.get(folder) != mark]
@@ -121,7 +121,7 @@ class Updates:
 
 
 def _fingerprint(model: Path) -> Fingerprint:
-    """Files that an export changes: configuration, labels, versions; not the caches that servers keep beside them."""
+    """Return the state of files that an export changes: configuration, labels, versions; no caches."""
     versions = [entry for entry in model.iterdir() if VERSION.fullmatch(entry.name)]
     files = [file for folder in (model, *versions) for file in folder.glob("[!.]*.*")]
     return frozenset((str(file), file.stat().st_mtime_ns, file.stat().st_ino) for file in files)

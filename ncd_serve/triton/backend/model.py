@@ -134,7 +134,7 @@ def _is_harmless(parameter: str) -> bool:
 
 
 def _shape(tensor: Any) -> list[int]:
-    """The dimensions of an ONNX tensor as Triton writes them, -1 where they vary."""
+    """Return the dimensions of an ONNX tensor in Triton's form, -1 for variable ones."""
     return [size if isinstance(size, int) else -1 for size in tensor.shape]
 
 
