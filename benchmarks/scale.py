@@ -4,8 +4,8 @@
 
 ResNet-18 at 64 px with random weights, in blocks of 100 JPEG files; one core per worker. Starting Ray and loading
 models is excluded: time runs from the fourth finished block to the last, and small jobs are the median of three runs.
-Memory is the peak of a worker. The cost per image must stay within 10% while the work grows a hundredfold; exit code 1 otherwise.
-The upper bound for two workers is measured as well: two processes that share nothing but the machine.
+Memory is the peak of a worker. The cost per image must stay within 10% while the work grows a hundredfold; exit code 1
+otherwise. The upper bound for two workers is measured as well: two processes that share nothing but the machine.
 """
 
 from __future__ import annotations

@@ -124,7 +124,7 @@ class Connection:
     async def infer(
         self, images: NDArray[np.uint8], outputs: Sequence[str], *, class_count: int = 0
     ) -> list[NDArray[Any]]:
-        """Return outputs by name for images, or strings `score:index:label` of the best `class_count` values of each."""
+        """Return outputs by name for images, or texts `score:index:label` of the best `class_count` values of each."""
         image = self._library.InferInput("image", list(images.shape), "UINT8")
         image.set_data_from_numpy(images)
         wanted = [self._library.InferRequestedOutput(name, class_count=class_count) for name in outputs]

@@ -79,7 +79,7 @@ class Probe:
         return None if ready else "no model is ready"
 
     def load(self, model: str, config: str | None = None) -> str | None:
-        """Load the current content of the model's folder; return the reason of a failure. The old version still serves."""
+        """Load the model's folder as it is now, while the old version serves; return the reason of a failure."""
         wish = {"parameters": {"config": config}} if config else {}
         status, body = self._ask(
             "POST", f"/v2/repository/models/{model}/load", json.dumps(wish).encode(), seconds=LOAD_SECONDS

@@ -71,7 +71,7 @@ class TritonServer:
         live_updates: bool = False,
         extra_arguments: Sequence[str] = (),
     ) -> None:
-        """Prepare a server without starting it. Omitted ports become free ones; `extra_arguments` are tritonserver's."""
+        """Prepare a server without starting it. Omitted ports are free ones; `extra_arguments` are tritonserver's."""
         self._repository = Path(repository)
         self._host = host
         self._wanted_ports = (http_port, grpc_port, metrics_port)

@@ -21,7 +21,6 @@ from ncd_export.triton_config import Hardware
 from ncd_training.base.run_dir import RunDir
 from ncd_training.data.prepare import Setup
 from ncd_training.model.onnx import write_onnx
-from rich.console import Console
 from safetensors.torch import load_file, save_file
 from tritonclient import grpc
 
@@ -32,9 +31,7 @@ from ncd_serve.preprocess import load_array
 from ncd_serve.runners import open_session
 from ncd_serve.triton import TritonServer, find_triton
 from tests.export.folders import unchanged
-from tests.runs import again
-
-QUIET = Console(quiet=True)
+from tests.runs import SILENT, again
 
 
 @pytest.fixture(scope="module")
@@ -47,7 +44,7 @@ def place(bundle: Path, tmp_path: Path) -> dict[str, Any]:
     """Where to export to: a bundle and a repository that hold an older export."""
     folder = Path(shutil.copytree(bundle, tmp_path / "bundle"))
     add_to_repository(Bundle.read(folder), tmp_path / "repository", name="m")
-    return {"out": folder, "repository": tmp_path / "repository", "name": "m"}
+    return {"out": folder, "repository": tmp_path / "repository", "name": "m", "progress": SILENT}
 
 
 def test_the_bundle_says_what_was_compared(bundle: Path) -> None:
@@ -191,8 +188,8 @@ def reduced(setup: Setup, tiny_run: Path, tmp_path_factory: pytest.TempPathFacto
     folder, bundles = tmp_path_factory.mktemp("reduced"), {}
     for precision in ("fp16", "int8"):
         options = ExportOptions(precision=precision, min_agreement=0.9)
-        where = {"out": folder / precision, "repository": folder / "repository", "name": precision}
-        bundles[precision] = export_run(setup, RunDir(tiny_run), **where, options=options).bundle
+        where: dict[str, Any] = {"out": folder / precision, "repository": folder / "repository", "name": precision}
+        bundles[precision] = export_run(setup, RunDir(tiny_run), **where, progress=SILENT, options=options).bundle
     return bundles
 
 

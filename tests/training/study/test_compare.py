@@ -134,7 +134,7 @@ def test_mean_and_deviation_by_hand() -> None:
 
 def finished(job: Job, **acc: float) -> None:
     job.run.path.mkdir(parents=True)
-    scores = {name: {"acc": value} for name, value in acc.items()}
+    scores = {name: {"images": 8, "acc": value} for name, value in acc.items()}
     job.run.summary.write_text(json.dumps({"method": job.row.method, "baselines": {}, "scores": scores}))
     job.run.write_metrics([{}] * job.config.optim.epochs)
 
@@ -220,7 +220,7 @@ def test_mistakes_are_found_before_any_training(arguments: list[str], message: s
 
 def test_rows_cannot_be_compared_where_nobody_knows_the_true_classes(glyphs: Path, tmp_path: Path) -> None:
     folders = "--labelled", glyphs / "train", "--unlabelled", glyphs / "test"
-    with pytest.raises(DataError, match="true classes"):
+    with pytest.raises(DataError, match="no true labels"):
         compare("branches", *folders, "--set", "data.novel_classes=2", "--out", tmp_path / "out")
 
 
