@@ -127,4 +127,4 @@ def _listed(kinds: dict[str, str]) -> str:
 
 
 def _broken(where: str, what: str) -> ServerError:
-    return ServerError(f"{where} does not keep ncd-serve's contract: {what}", hint="export the run again")
+    return ServerError(f"{where} violates ncd-serve's contract: {what}", hint="export the run again")

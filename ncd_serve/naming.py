@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
 State = Literal["known", "named", "merged", "junk", "unnamed"]
 JUNK = "junk"
-_LONGEST_NAME = 200
+_MAX_NAME_CHARACTERS = 200
 # What would break files that hold one name a line: control characters and line breaks.
 _FORBIDDEN = ("Cc", "Zl", "Zp")
 
@@ -30,8 +30,8 @@ def _usable(name: str) -> str:
     name = name.strip()
     if not name:
         raise ValueError("a name cannot be empty")
-    if len(name) > _LONGEST_NAME:
-        raise ValueError(f"a name has at most {_LONGEST_NAME} characters, not {len(name)}")
+    if len(name) > _MAX_NAME_CHARACTERS:
+        raise ValueError(f"a name has at most {_MAX_NAME_CHARACTERS} characters, not {len(name)}")
     if any(unicodedata.category(character) in _FORBIDDEN for character in name):
         raise ValueError("a name cannot hold line breaks or control characters")
     return name
@@ -190,7 +190,7 @@ def _last_target(start: int, entries: Entries, *, clusters: int) -> int:
         way.append(entry.merge_into)
         if len(set(way)) < len(way):
             raise DataError(
-                "merges go round in a circle: " + " into ".join(map(str, way)),
+                "merges form a circle: " + " into ".join(map(str, way)),
                 hint=f'leave one of them out; {{"{start}": {{}}}} undoes an earlier one',
             )
     if entry and entry.junk:

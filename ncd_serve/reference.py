@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     Floats = NDArray[np.float32]
 
 REFERENCE = "reference.npz"
-MOST_IMAGES = 10_000  # embeddings of more would outweigh the model
+MAX_IMAGES = 10_000  # embeddings of more would outweigh the model
 
 
 @dataclass(frozen=True)
@@ -56,8 +56,8 @@ class Reference:
         return [(root or self.root) / path for path in self.paths]
 
     def sampled(self) -> Reference:
-        """Return a reference with at most `MOST_IMAGES` images, evenly spread."""
-        rows = np.arange(0, len(self.paths), -(-len(self.paths) // MOST_IMAGES))
+        """Return a reference with at most `MAX_IMAGES` images, evenly spread."""
+        rows = np.arange(0, len(self.paths), -(-len(self.paths) // MAX_IMAGES))
         if len(rows) == len(self.paths):
             return self
         return replace(

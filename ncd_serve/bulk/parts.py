@@ -99,8 +99,8 @@ def check_folder(folder: Folder, order: Order, *, resume: bool) -> Plan | None:
     for name, before in asdict(plan.order).items():
         if (now := getattr(order, name)) != before:
             raise DataError(
-                f"{folder} was begun with {name.replace('_', '-')} {_plain(before)}, not {_plain(now)}",
-                hint="give what it was begun with, or a new --out",
+                f"{folder} was started with {name.replace('_', '-')} {_plain(before)}, not {_plain(now)}",
+                hint="use the settings that it was started with, or a new --out",
             )
     return plan
 
@@ -113,7 +113,7 @@ def write_plan(folder: Folder, order: Order, blocks: Iterator[Block]) -> Plan:
     """Write the plan, so that a resumed run does not look at the sources again."""
     first = next(blocks, None)
     if first is None:
-        raise DataError(f"no images in {', '.join(order.sources)}", hint="check what they hold")
+        raise DataError(f"no images in {', '.join(order.sources)}", hint="check that the sources contain images")
     home = os.getcwd()  # noqa: PTH109
     count = 0
     header = json.dumps({"order": asdict(order), "home": home})

@@ -33,7 +33,7 @@ if TYPE_CHECKING:
     from ncd_serve.bulk.parts import Order, Plan
     from ncd_serve.prediction import Prediction
 
-_TRIES = 3  # of a block whose workers die: after so many it is the block that kills them
+_MAX_TRIES = 3  # of a block whose workers die: afterwards the block is taken to be the cause
 
 
 @contextmanager
@@ -142,7 +142,7 @@ class Worker:
         number = table["number"][0].as_py()
         counts, failure = Counter(ok=0, unsure=0, error=0), self._failure
         try:
-            if not failure and ray.get(self._tries.count.remote(number)) <= _TRIES:
+            if not failure and ray.get(self._tries.count.remote(number)) <= _MAX_TRIES:
                 with self._folder.writing(part_name(number)) as target:
                     write_parquet(_counted(self._rows(number), counts), target)
         except NcdError as error:

@@ -47,7 +47,7 @@ def reaching(text: str) -> Iterator[None]:
     except FileNotFoundError:
         raise DataError(f"no such file or folder: {text}", hint="check the path") from None
     except Exception as error:
-        hint = _CREDENTIALS.get(scheme(text) or "", "check the address and who may read it")
+        hint = _CREDENTIALS.get(scheme(text) or "", "check the address and the permissions")
         raise DataError(f"{text} cannot be used: {str(error) or type(error).__name__}", hint=hint) from None
 
 

@@ -26,7 +26,7 @@ def demo(
         from ncd_training.data.datasets.glyphs import write_glyphs
 
     if folder.exists():
-        raise UsageError(f"{folder} exists already", hint=f"rm -r {folder}, or give another --out")
+        raise UsageError(f"{folder} already exists", hint=f"rm -r {folder}, or give another --out")
     find_triton()  # what would be missed at the end is better missed now
     run, repository, data = folder / "run", folder / "model_repository", folder / "data" / f"glyphs-{seed}"
     with messages.status("drawing images"):
@@ -44,7 +44,7 @@ def demo(
         images = _new_images(data)
         _type("query", *images, "--url", f"grpc://{server.grpc_url}", "--format", "table")
     out.print(
-        f"\nTriton is stopped. Left behind: the run [bold]{run}[/bold], the bundle [bold]{run / 'bundle'}[/bold], "
+        f"\nTriton is stopped. Files: the run [bold]{run}[/bold], the bundle [bold]{run / 'bundle'}[/bold], "
         f"the model repository [bold]{repository}[/bold], Triton's log {log}.\n"
         f"Open in a browser: {run / 'gallery.html'} (look at the clusters, name them), {run / 'report.html'}\n"
         f"Try next:\n"

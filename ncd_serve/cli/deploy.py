@@ -43,13 +43,15 @@ def render(
 ) -> None:
     """Write image, manifests, dashboard and alerts for a bundle; a GPU is asked for if it was exported for one."""
     from ncd_serve.bundle import Bundle
-    from ncd_serve.deploy.facts import describe
+    from ncd_serve.deploy.facts import collect_facts
     from ncd_serve.deploy.render import check_untouched
     from ncd_serve.deploy.render import render as write
 
     check_untouched(folder)
     with messages.status("measuring how much memory the model needs"):
-        facts = describe(Bundle.read(bundle), repository, model=model_name, image=image, repository_uri=repository_uri)
+        facts = collect_facts(
+            Bundle.read(bundle), repository, model=model_name, image=image, repository_uri=repository_uri
+        )
     write(facts, target, folder)
     device = "1 GPU" if facts.gpu else f"{facts.cpus} CPUs"
     lines = [

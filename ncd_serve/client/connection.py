@@ -27,8 +27,8 @@ _PROTOCOLS = {"grpc": "grpc", "grpcs": "grpc", "http": "http", "https": "http"}
 _SECURE = ("grpcs", "https")
 _FIRST_PAUSE, _LONGEST_PAUSE = 0.05, 1.0
 _FIRST_CONTACT_PATIENCE = 1.0
-_START_ONE = "start one with: ncd-serve serve (gRPC is on port 8001, HTTP on 8000 unless asked otherwise)"
-_TRUST = "a certificate of your own is trusted with GRPC_DEFAULT_SSL_ROOTS_FILE_PATH (grpcs) or SSL_CERT_FILE (https)"
+_START_ONE = "start one with: ncd-serve serve (gRPC is on port 8001, HTTP on 8000 by default)"
+_TRUST = "trust your own certificate with GRPC_DEFAULT_SSL_ROOTS_FILE_PATH (grpcs) or SSL_CERT_FILE (https)"
 CHECK_SERVER = "ncd-serve doctor --url checks a server"
 _UNAVAILABLE = ("StatusCode.UNAVAILABLE", "502", "503", "504")
 _DEAD_WORKER = "is not healthy"  # a model's process has died; `ncd-serve serve` restarts the server then
@@ -106,7 +106,7 @@ class Connection:
     async def server_version(self) -> str:
         """Return the version of the server; raise an error unless it is ready."""
         if not await self._call(self._client.is_server_ready, _FIRST_CONTACT_PATIENCE):
-            raise ServerError(f"the server at {self._address} is not ready", hint="its log says what it waits for")
+            raise ServerError(f"the server at {self._address} is not ready", hint="see its log for the reason")
         answer = await self._ask("get_server_metadata")
         return str(answer.get("version", "of no version")) if isinstance(answer, dict) else "of no version"
 
@@ -146,7 +146,7 @@ class Connection:
             except asyncio.TimeoutError:
                 raise ServerError(
                     f"{self.where} did not answer within {self._timeout:g} s",
-                    hint="is it alive? if it is only slow, use a longer --timeout or a smaller --concurrency",
+                    hint="check that it is running; if it is slow, use a longer --timeout or a smaller --concurrency",
                 ) from None
             except (InferenceServerException, ValueError, *self._lost) as error:
                 if not self._will_pass(error) or time.monotonic() + pause > give_up:

@@ -85,7 +85,7 @@ class Deployment:
         return f"Measured: {self.peak_mib} MiB for a batch of {self.max_batch} on a CPU; {rest}."
 
 
-def describe(
+def collect_facts(
     bundle: Bundle, repository: Path, *, model: str, image: str | None = None, repository_uri: str = ""
 ) -> Deployment:
     """Collect the facts about a bundle that `repository` serves as `model`; raise an error if it cannot be deployed."""
@@ -123,7 +123,7 @@ def _storage(uri: str) -> tuple[str, int]:
     found = _URI.fullmatch(uri)
     if found is None or (found["scheme"] and found["storage"] != "s3"):
         raise UsageError(
-            f"'{uri}' is not where a model repository can be",
+            f"'{uri}' is not the address of a model repository",
             hint="s3://BUCKET/PATH, s3://https://HOST:PORT/BUCKET/PATH, gs://BUCKET/PATH or pvc://CLAIM/PATH",
         )
     return found["storage"], int(found["port"] or (80 if found["scheme"] == "http" else 443))
@@ -139,7 +139,7 @@ def _served_config(repository: Path, model: str, bundle_id: str) -> Any:
     served = config.parameters[f"{FACT_PREFIX}bundle"].string_value
     if served != bundle_id:
         raise DataError(
-            f"{repository / model} serves {f'bundle {served}' if served else 'no bundle of ours'}, not {bundle_id}",
+            f"{repository / model} serves {f'bundle {served}' if served else 'no exported bundle'}, not {bundle_id}",
             hint="export the run again, or give the --bundle that was exported last",
         )
     return config

@@ -35,7 +35,7 @@ _LAYOUT = {
 def render(deployment: Deployment, target: Target, out: Path) -> None:
     """Fill the folder `out`. A folder that was rendered before is replaced unless it was changed since."""
     if target == Target.COMPOSE and deployment.storage == "pvc":
-        raise UsageError("Compose has no volume claims", hint="leave --repository-uri out: the repository is mounted")
+        raise UsageError("Compose has no volume claims", hint="omit --repository-uri: the repository is mounted")
     if target == Target.KSERVE and deployment.repository_uri.count("://") > 1:
         raise UsageError(
             "KServe takes the address of the storage from its Secret", hint="use --repository-uri s3://BUCKET/PATH"
@@ -67,7 +67,7 @@ def check_untouched(out: Path) -> None:
     for name, path in found.items():
         if known.get(name) != sha256(path):
             raise DataError(
-                f"{path} was changed since it was made",
+                f"{path} was changed after it was rendered",
                 hint="choose another --out; changes are best kept elsewhere, e.g. in a values file of your own",
             )
 

@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     Images = NDArray[np.uint8]
     Answers = NDArray[Any]
 
-SECONDS = 30.0  # for one answer of a server
+ANSWER_SECONDS = 30.0
 EXPORT_AGAIN = "export the run again: ncd-serve export RUN"
 
 
@@ -126,7 +126,7 @@ def _served_model(model: Path) -> str:
     versions = f"versions {', '.join(version.name for version in model_versions(model, parsed))}"
     if asks := facts.get(f"{FACT_PREFIX}jpeg_of"):
         if not (model.parent / asks).is_dir():
-            raise DataError(f"it takes image files for the model '{asks}', which is not there", hint=EXPORT_AGAIN)
+            raise DataError(f"it takes image files for the model '{asks}', which does not exist", hint=EXPORT_AGAIN)
         return f"{versions}; takes image files for '{asks}'"
     if PREPROCESS_FACT not in facts:
         return f"{versions}; not exported by ncd-serve: Triton serves it, `query` cannot ask it"
@@ -185,7 +185,7 @@ class _ServerSteps:
         return in_background(self._ask()).result()
 
     async def _ask(self) -> str:
-        connection = Connection(self._url, self._model, timeout=SECONDS, patience=0)
+        connection = Connection(self._url, self._model, timeout=ANSWER_SECONDS, patience=0)
         try:
             version = await connection.server_version()
             try:
@@ -206,4 +206,4 @@ class _ServerSteps:
             return _answered(lambda images: client.answer(images).probabilities, side=side, clusters=clusters)
 
     def _open(self) -> Client:
-        return Client(self._url, model=self._model, timeout=SECONDS, patience=0)
+        return Client(self._url, model=self._model, timeout=ANSWER_SECONDS, patience=0)

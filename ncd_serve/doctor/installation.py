@@ -43,7 +43,7 @@ print(json.dumps([torch.__version__, torch.version.cuda, names]))
 """
 ASK_STUB = "import platform, numpy, onnxruntime; print(platform.python_version(), numpy.__version__)"
 SHARED_MEMORY = Path("/dev/shm")
-LEAST_DISK, LEAST_SHARED, LEAST_MEMORY = 1e9, 64e6, 5e8
+MIN_DISK_BYTES, MIN_SHARED_BYTES, MIN_MEMORY_BYTES = 1e9, 64e6, 5e8
 
 
 class BrokenInstallationError(MissingExtraError):
@@ -146,7 +146,7 @@ def _ask_child(command: list[str], *, mend: str, environment: dict[str, str] | N
     except subprocess.TimeoutExpired:
         raise BrokenInstallationError(f"no answer within {CHILD_SECONDS} s", hint=mend) from None
     except subprocess.CalledProcessError as error:
-        last_words = error.stderr.strip().splitlines() or [f"ends with code {error.returncode}"]
+        last_words = error.stderr.strip().splitlines() or [f"exit code {error.returncode}"]
         raise BrokenInstallationError(last_words[-1], hint=mend) from None
     return done.stdout
 
@@ -195,7 +195,7 @@ def _triton() -> str:
     said = done.stdout + done.stderr
     told = re.search(r"server_version\s*\|\s*(\S+)", said)
     if told is None:
-        last_words = said.strip().splitlines() or [f"ends with code {done.returncode}"]
+        last_words = said.strip().splitlines() or [f"exit code {done.returncode}"]
         raise ServerError(f"Triton does not start: {last_words[-1]}", hint=f"try it: {install.executable} --help")
     return f"{told[1]} from {'the wheel' if install.source == 'wheel' else install.source}: {install.executable}"
 
@@ -215,7 +215,7 @@ def _cores_and_memory() -> str:
     cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
     total, free = _memory()
     found = f"{cores} cores, {_size(free)} of {_size(total)} free"
-    if free < LEAST_MEMORY:
+    if free < MIN_MEMORY_BYTES:
         raise BrokenInstallationError(found, hint="end other programs, or train with smaller batches")
     return found
 
@@ -244,7 +244,7 @@ def _room(folder: Path, mend: str) -> str:
     found = f"{_size(free)} free in {folder}"
     if not os.access(folder, os.W_OK):
         raise DataError(f"{folder} cannot be written to", hint=mend)
-    if free < LEAST_DISK:
+    if free < MIN_DISK_BYTES:
         raise DataError(found, hint=mend)
     return found
 
@@ -252,7 +252,7 @@ def _room(folder: Path, mend: str) -> str:
 def _shared_memory() -> str:
     free = shutil.disk_usage(SHARED_MEMORY).free
     found = f"{_size(free)} free in {SHARED_MEMORY}, which Triton passes images through"
-    if free < LEAST_SHARED:
+    if free < MIN_SHARED_BYTES:
         raise ServerError(found, hint=f"mount -o remount,size=1G {SHARED_MEMORY}, or in Docker: --shm-size=1g")
     return found
 

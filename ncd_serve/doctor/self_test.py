@@ -40,7 +40,7 @@ BUNDLE, REPOSITORY, IMAGES, ANSWERS = "bundle", "repository", "images.npy", "ans
 MODEL_NAME = "ncd_global"
 _TRAINING = ("float32", "tf32", "mixed precision", "compiled")
 _FLOATS = ("confidence", "probabilities", "embedding")
-_BATCHES = (1, 7, 64)
+_BATCH_SIZES = (1, 7, 64)
 # Largest differences from torch on the CPU. GPUs round float32 to TF32 (10 bits) in convolutions.
 _LIMITS = {Device.CPU: 1e-4, Device.CUDA: 0.01, Device.TENSORRT: 0.01}
 _TRITON_LIMIT = 1e-4  # its model computes on the CPU
@@ -114,11 +114,11 @@ def _ask_onnx(model: Path, images: Images, *, device: Device, hint: str) -> dict
     try:
         outputs = [
             session.run(names, {"image": images[start : start + size]})
-            for size in _BATCHES
+            for size in _BATCH_SIZES
             for start in range(0, len(images), size)
         ]
     except Exception as error:  # its errors have no class in common
-        raise NcdError(f"it fails: {str(error).partition(chr(10))[0]}", hint=hint) from None
+        raise NcdError(f"ONNX Runtime fails: {str(error).partition(chr(10))[0]}", hint=hint) from None
     columns = (np.concatenate(column) for column in zip(*outputs, strict=True))
     return dict(zip(names, columns, strict=True))
 

@@ -11,7 +11,7 @@ import numpy as np
 from ncd_serve.bundle import MANIFEST
 from ncd_serve.errors import DataError, UsageError
 from ncd_serve.files import atomic_path
-from ncd_serve.gallery.clusters import describe
+from ncd_serve.gallery.clusters import describe_clusters
 from ncd_serve.gallery.collection import Collection
 from ncd_serve.gallery.page import page_data, write_page
 from ncd_serve.gallery.projection import MapKind, choose_kind, places
@@ -68,7 +68,7 @@ def build_gallery(
     progress: Progress = SILENT,
 ) -> Gallery:
     """Write the page of a collection, atomically."""
-    clusters, central = describe(shown)
+    clusters, central = describe_clusters(shown)
     kind, where = _draw_map(shown, kind, progress)
     size = tile_size(len(shown.paths))
     sheets = make_sheets(shown.files, clusters, size=size, progress=progress)

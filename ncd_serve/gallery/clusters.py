@@ -39,16 +39,18 @@ class Cluster:
         return self.truths[0][1] / len(self.images) if self.truths else None
 
 
-def describe(shown: Collection) -> tuple[list[Cluster], Floats]:
+def describe_clusters(shown: Collection) -> tuple[list[Cluster], Floats]:
     """Return the clusters that have images, the largest first, and the centrality of each image in its cluster [N]."""
     centres = _centres(shown)
     central = _centrality(shown, centres)
     numbers = [int(number) for number in np.unique(shown.cluster_ids)]
-    clusters = [_describe(shown, number, central, _nearest(shown, number, numbers, centres)) for number in numbers]
+    clusters = [
+        _describe_cluster(shown, number, central, _nearest(shown, number, numbers, centres)) for number in numbers
+    ]
     return sorted(clusters, key=lambda cluster: (-cluster.count, cluster.number)), central
 
 
-def _describe(shown: Collection, number: int, central: Floats, nearest: list[tuple[int, float]]) -> Cluster:
+def _describe_cluster(shown: Collection, number: int, central: Floats, nearest: list[tuple[int, float]]) -> Cluster:
     rows = np.flatnonzero(shown.cluster_ids == number)
     fits = np.bincount(shown.fits[rows], minlength=len(FITS)).tolist() if shown.fits is not None else None
     images, introduced = _arrange(rows, central[rows], shown.confidences[rows])

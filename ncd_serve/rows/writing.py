@@ -53,7 +53,7 @@ def save_rows(
     file; a call with `resume` skips the images of that file and appends the others.
     """
     if _is_complete(target, resume=resume):
-        progress.say(f"{target} is complete already")
+        progress.say(f"{target} is already complete")
         return
     sources = find_sources(images, allow_urls=options.allow_urls)
     with open_runner() as runner:

@@ -76,9 +76,7 @@ def _checked(name: str, value: str) -> tuple[str, str]:
     if name in OURS:
         raise UsageError(f"--{name} is set by ncd-serve itself", hint=f"use {OURS[name]} before the lone --")
     if name == "allow-http" and not _is_true(value):
-        raise UsageError(
-            "without HTTP nothing can watch over Triton", hint="the default --host keeps it on this machine"
-        )
+        raise UsageError("ncd-serve needs HTTP to supervise Triton", hint="the default --host keeps it on this machine")
     if name in READ_FILES and not Path(value).is_file():
         raise DataError(f"--{name}: no such file: {value}", hint="check the path")
     if name in (*READ_FILES, *WRITTEN_FILES):

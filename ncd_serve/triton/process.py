@@ -75,7 +75,7 @@ def _listen(host: str, port: int) -> socket.socket:
         listener.close()
         raise ServerError(
             f"Triton cannot listen on {host}:{port}: {error.strerror}",
-            hint="stop what uses the port, choose another, or leave it out to get a free one",
+            hint="stop the program that uses the port, choose another port, or omit it to get a free one",
         ) from error
     return listener
 

@@ -12,7 +12,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
 CONFIG = "config.pbtxt"
-LAYOUT = "a model repository holds MODEL/1/model.onnx and nothing but such folders; `ncd-serve export` writes one"
+LAYOUT = "a model repository holds MODEL/1/model.onnx and only such folders; `ncd-serve export` writes one"
 # Triton passes the path of a model to its stub through a shell, unquoted.
 MODEL_NAME = re.compile(r"[A-Za-z0-9_.-]+")
 VERSION = re.compile(r"[1-9][0-9]*")  # Triton skips all others
@@ -52,12 +52,12 @@ def check_model(model: Path) -> Any:
         if config.name not in ("", model.name):
             raise DataError(
                 f"{model / CONFIG} names the model '{config.name}', its folder '{model.name}'",
-                hint="they have to be equal",
+                hint="both names must be equal",
             )
         for label_file in {output.label_filename for output in config.output} - {""}:
             if not (model / label_file).is_file():
                 raise DataError(
-                    f"{model / CONFIG} needs the labels {label_file}, which are not there", hint="export again"
+                    f"{model / CONFIG} needs the labels {label_file}, which do not exist", hint="export again"
                 )
         model_versions(model, config)
         return config

@@ -14,11 +14,11 @@ if TYPE_CHECKING:
 
     from ncd_serve.triton.server import TritonServer
 
-LOOK_SECONDS = 1.0
+WATCH_SECONDS = 1.0
 MAX_RESTARTS = 5
-STEADY_SECONDS = 300  # a server that ran as long as this starts with all its restarts again
-# The process of a model that died keeps Triton from ever finishing its drain: others get this long, and no longer.
-BROKEN_PATIENCE = 5
+STEADY_SECONDS = 300  # after this time without a failure, the count of restarts begins again
+# With a dead model process, Triton never finishes its drain: other requests get this long.
+BROKEN_STOP_SECONDS = 5
 OVERLAP_SECONDS = 5
 
 Fingerprint = frozenset[tuple[str, int, int]]
@@ -51,7 +51,7 @@ class Supervisor:
             for folder in updates.due() if updates else ():
                 self._load(folder)
             show()
-            time.sleep(LOOK_SECONDS)
+            time.sleep(WATCH_SECONDS)
         return "Triton has ended by itself"
 
     def _load(self, folder: Path) -> None:
@@ -81,11 +81,11 @@ class Supervisor:
         if failures > MAX_RESTARTS:
             raise ServerError(
                 f"{reason}, and {MAX_RESTARTS} restarts did not help",
-                hint="run with --log FILE and read the file's end",
+                hint="run with --log FILE, and read the end of that file",
             )
         pause = 2 ** (failures - 1)
         self._tell(f"{reason}: restarting Triton, {failures} of at most {MAX_RESTARTS} times")
-        self._server.stop(patience=BROKEN_PATIENCE)
+        self._server.stop(patience=BROKEN_STOP_SECONDS)
         time.sleep(pause)
         try:
             self._server.start()

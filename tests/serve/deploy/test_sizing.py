@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from ncd_serve.deploy.sizing import Demand, Figures, Line, size_up
+from ncd_serve.deploy.sizing import Demand, Figures, Quantity, size_up
 from ncd_serve.errors import DataError
 from tests.conftest import Ncd
 
@@ -16,7 +16,7 @@ FIGURES = Figures(
 )
 
 
-def by_name(lines: list[Line]) -> dict[str, float]:
+def by_name(lines: list[Quantity]) -> dict[str, float]:
     return {line.what: line.value for line in lines}
 
 

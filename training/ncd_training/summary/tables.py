@@ -11,7 +11,7 @@ import numpy as np
 from matplotlib.figure import Figure
 
 from ncd_serve.fit import FITS
-from ncd_serve.gallery.clusters import describe
+from ncd_serve.gallery.clusters import describe_clusters
 from ncd_serve.gallery.projection import MapKind, choose_kind, places
 from ncd_serve.gallery.read import read_run
 from ncd_training.summary.figures import PAIRS, QUALITY, TERMS, EpochRow, curves
@@ -42,7 +42,7 @@ def as_table(rows: Sequence[Mapping[str, Any]]) -> Any:
 def clusters_table(run: Path) -> Any:
     """Return the clusters of a finished run, the largest first."""
     shown = read_run(run)
-    clusters, _ = describe(shown)
+    clusters, _ = describe_clusters(shown)
     names = shown.naming.labels
     return as_table(
         [
