@@ -59,7 +59,7 @@ def calibrate(embeddings: Floats, cluster_ids: Ids, confidences: Floats, *, clus
 
 
 def log_odds(confidences: Floats) -> Floats:
-    """Log odds of probabilities: confidences crowd below 1, where their quartiles would say nothing."""
+    """Return log odds of probabilities: confidences crowd below 1, where their quartiles carry no information."""
     clipped = np.clip(confidences.astype(np.float64), 1e-6, 1 - 1e-6)
     odds: Floats = np.log(clipped / (1 - clipped)).astype(np.float32)
     return odds

@@ -1,4 +1,4 @@
-"""Names that a person gave to clusters: what `names.json` says, and what that makes of a bundle's labels.
+"""Names of clusters given by a person: the file `names.json`, and its effect on the labels of a bundle.
 
 Ids never change. A merged cluster hands its images to another one; those of a junk cluster are labelled `junk`.
 """
@@ -56,7 +56,7 @@ class ClusterEntry(_Strict):
 
 
 class Names(_Strict):
-    """The content of `names.json`. Clusters that it does not mention keep what they have."""
+    """Content of `names.json`. Clusters without an entry stay as they are."""
 
     checkpoint: str | None = None  # of the model whose clusters were looked at, where that is known
     bundle: Path | None = None
@@ -64,7 +64,7 @@ class Names(_Strict):
 
     @classmethod
     def read(cls, path: str | Path) -> Names:
-        """Open the file; DataError says what is wrong with it."""
+        """Read the file; raise DataError with the reason if it is invalid."""
         path = Path(path)
         try:
             return cls.model_validate_json(path.read_bytes())

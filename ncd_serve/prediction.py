@@ -25,7 +25,7 @@ class Candidate(NamedTuple):
 
 @dataclass(frozen=True)
 class Prediction:
-    """An image and its cluster, or the reason why there is none.
+    """Row of an image: its cluster, or the reason why there is none.
 
     An `unsure` row has the likeliest cluster too, but less confidence than was asked for.
     """

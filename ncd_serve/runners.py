@@ -50,7 +50,7 @@ class Answer(NamedTuple):
 
 
 class Runner(Protocol):
-    """A model, wherever it runs, with what is needed to ask it; it may be asked by `in_flight` threads at once."""
+    """Interface of a model, local or served, with the facts for requests; `in_flight` threads may call it at once."""
 
     preprocess: PreprocessSpec
     cluster_names: list[str]
@@ -155,7 +155,7 @@ def _device(name: Device | str) -> Device:
 
 @contextmanager
 def open_bundle(bundle: str | Path, *, device: Device, progress: Progress) -> Iterator[OnnxRunner]:
-    """Yield a bundle's model in this process, and say what it runs on."""
+    """Yield a bundle's model in this process, and print its device."""
     runner = OnnxRunner(bundle, device=device)
     where = runner.provider.removesuffix("ExecutionProvider")
     why = " (CUDA cannot be used here)" if device is Device.AUTO and where == "CPU" else ""

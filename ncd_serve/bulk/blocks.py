@@ -56,7 +56,7 @@ class _Columns(NamedTuple):
 
 
 def cut(words: Iterable[str], *, size: int, allow_urls: bool) -> Iterator[Block]:
-    """Cut the named images into blocks of `size`; a shard that holds images is a block of its own, however large.
+    """Cut the named images into blocks of `size`; a shard of images is one block of any size.
 
     Mistakes in the words are raised at once. A damaged shard is a block too: its row gives the reason.
     """

@@ -81,7 +81,7 @@ def run(
 ) -> Generator[Counter[str], None, None]:
     """Do the blocks that are not done, and count the rows of each by status when its part is written.
 
-    A worker that dies is started again, and its block with it. A block that goes on killing workers is left out.
+    A worker that dies is restarted, and so is its block. A block whose workers die repeatedly is skipped.
     """
     done = finished(folder)
     to_do = [number for number in range(plan.blocks) if number not in done]
@@ -138,7 +138,7 @@ class Worker:
                 self._failure = type(error)(f"a worker on {socket.gethostname()}: {error}", hint=error.hint)
 
     def __call__(self, table: pa.Table) -> pa.Table:
-        """Write the part of a block, and return its number of rows."""
+        """Write the part of a block, and return the number of its rows by status."""
         number = table["number"][0].as_py()
         counts, failure = Counter(ok=0, unsure=0, error=0), self._failure
         try:
@@ -177,7 +177,7 @@ def _configure() -> None:
 def _silence() -> Iterator[None]:
     """Keep Ray's own reports out of the command's: its logs have them.
 
-    Whatever the log level is, its C++ writes to the process's standard error, and its Python to standard output.
+    At any log level, its C++ part writes to the process's standard error, and its Python part to standard output.
     """
     sys.stderr.flush()
     kept = os.dup(2)

@@ -1,6 +1,6 @@
 """The `ncd-serve` command: its sub-commands, and how errors become exit codes.
 
-They import what they need when they run: `--help`, `query`, `assign`, `serve`, `name`, `doctor` never import torch.
+Sub-commands import modules when they run: `--help`, `query`, `assign`, `serve`, `name`, `doctor` never import torch.
 """
 
 from __future__ import annotations

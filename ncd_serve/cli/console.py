@@ -40,7 +40,7 @@ def one_speaker(*, is_leader: bool) -> Iterator[None]:
 
 
 def exit_with(error: NcdError) -> NoReturn:
-    """Print what is wrong and what to do, and exit with the documented code."""
+    """Print an error and its hint, and exit with the documented code."""
     _errors.print(f"[bold red]error:[/bold red] {escape(str(error))}", soft_wrap=True, highlight=False)
     if error.hint:
         _errors.print(f"[bold]hint:[/bold] {escape(error.hint)}", soft_wrap=True, highlight=False)

@@ -168,7 +168,7 @@ class _ServedModel:
             raise
 
     async def _read_names(self) -> None:
-        """Return the label of every cluster, through the classification extension: the only request for labels."""
+        """Read the label of every cluster, through the classification extension: the only request for labels."""
         blank = np.zeros((1, *self._shape), np.uint8)
         (answer,) = await self._connection.infer(blank, ["probabilities"], class_count=self.contract.clusters)
         for entry in answer.ravel():
@@ -204,7 +204,7 @@ class _ServedModel:
 
 
 def _wrong(answer: Answer, images: int, clusters: int) -> str | None:
-    """Return the name of an output with a wrong shape or type, or None."""
+    """Return the name of an output with invalid values, or None."""
     if answer.probabilities.shape != (images, clusters) or not np.isfinite(answer.probabilities).all():
         return "array of probabilities"
     if answer.fit is not None and (len(answer.fit) != images or not np.isin(answer.fit, range(len(FITS))).all()):

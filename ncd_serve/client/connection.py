@@ -61,7 +61,7 @@ def _report(loop: asyncio.AbstractEventLoop, context: dict[str, Any]) -> None:
 
 
 def in_background(work: Coroutine[Any, Any, _T]) -> Future[_T]:
-    """Run a coroutine beside the caller, who may wait for it in a thread or in a loop of its own."""
+    """Run a coroutine in the background; the caller may wait for it in a thread or in another loop."""
     return asyncio.run_coroutine_threadsafe(work, _loop())
 
 
@@ -117,7 +117,7 @@ class Connection:
         return [" ".join(entry[key] for key in ("name", "version", "state") if key in entry) for entry in entries]
 
     async def _ask(self, question: str, *about: str) -> Any:
-        """Ask for facts. Little patience here: who mistypes an address should not wait."""
+        """Request facts from the server, with few retries, so that a mistyped address fails fast."""
         as_json = {} if self._lost else {"as_json": True}
         return await self._call(lambda: getattr(self._client, question)(*about, **as_json), _FIRST_CONTACT_PATIENCE)
 

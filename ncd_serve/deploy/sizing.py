@@ -1,7 +1,7 @@
 """Hardware that a load needs: each figure with its formula, and whether it was measured.
 
-A figure is `measured` on this machine or `computed` from others. Nothing here knows a cluster: what is asked of its
-network and its storage is said as a demand, not promised.
+A figure is `measured` on this machine or `computed` from others. The cluster is not
+known here: figures of its network and storage are requirements.
 """
 
 from __future__ import annotations

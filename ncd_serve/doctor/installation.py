@@ -1,7 +1,7 @@
 """Checks that `doctor` always makes: Python, packages, devices, Triton, disks and memory.
 
-Each step is a name and a function that returns what it found. It raises MissingExtraError for a part that only some
-commands need, and BrokenInstallationError, or another NcdError, for what has to be mended.
+Each step is a name and a function that returns its finding. It raises MissingExtraError for a part that only some
+commands need, and BrokenInstallationError or another NcdError for a problem.
 """
 
 from __future__ import annotations

@@ -34,7 +34,7 @@ def read_source(
     images: str | Path | None = None,
     progress: Progress = SILENT,
 ) -> Collection:
-    """Read what is to be shown; `images` is where the images are now, `bundle` the model that made the rows."""
+    """Read a run, a bundle or rows; `images` is the present folder of the images, `bundle` the model of the rows."""
     source, images = Path(source), Path(images) if images else None
     if not source.exists():
         raise DataError(f"no such file or folder: {source}", hint="give a run, a bundle, or rows of query or assign")

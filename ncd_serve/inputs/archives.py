@@ -54,7 +54,7 @@ def is_archive(path: Archive) -> bool:
 def count_images(archive: Archive) -> int | None:
     """Return the number of images in an archive, None if counting is slow; raise DataError for none or no archive.
 
-    The archive is closed again.
+    Closes the archive.
     """
     with _damage_as_error(archive):
         if not _is_zip(archive):
@@ -67,7 +67,7 @@ def count_images(archive: Archive) -> int | None:
 def images_in_archive(archive: Archive) -> Iterator[Source]:
     """Yield the images of an archive in its order; it is open until the last one. Raise DataError if it is no archive.
 
-    A tar that turns out to be damaged, or to hold no image, gets a row of its own that says so.
+    A tar that turns out to be damaged or without images yields one broken image with the reason.
     """
     with _damage_as_error(archive):
         if not _is_zip(archive):
@@ -123,7 +123,7 @@ def _unzip(archive: zipfile.ZipFile, info: zipfile.ZipInfo) -> bytes:
 
 
 def _tarred(archive: Archive) -> Iterator[Source]:
-    """Read while walking: the members of a compressed tar can be had in their order alone."""
+    """Yield members while reading: those of a compressed tar can only be read in order."""
     empty = True
     try:
         with _open_tar(archive) as opened:
@@ -182,7 +182,7 @@ class _Limited:
 
 
 def _check_end(opened: Any) -> None:
-    """Tell the end from damage: `tarfile` takes whatever is no member for the end."""
+    """Raise an error if the archive is damaged: `tarfile` takes anything that is no member for the end."""
     opened.fileobj.seek(opened.offset)
     if opened.fileobj.read(tarfile.BLOCKSIZE) != tarfile.NUL * tarfile.BLOCKSIZE:
         raise DataError("the archive is cut off or damaged")

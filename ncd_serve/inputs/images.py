@@ -62,7 +62,7 @@ def printable(path: object) -> str:
 
 
 def find_images(sources: Iterable[Path]) -> list[Path]:
-    """Yield files as named, and the images in folders in sorted order; hidden files and folders are skipped."""
+    """Return files as named, and the images in folders in sorted order; hidden files and folders are skipped."""
     found: list[Path] = []
     for source in sources:
         if not source.exists():

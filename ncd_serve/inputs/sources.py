@@ -67,7 +67,7 @@ def _expand(word: str | Path, allow_urls: bool) -> Sources:
 
 
 def _below(path: Path) -> Sources:
-    """Yield the images of a file, a folder or an archive."""
+    """Return the images of a file, a folder or an archive."""
     if path.is_file() and is_archive(path):
         return Sources(images_when_due(path), count_images(path))
     files = find_images([path])

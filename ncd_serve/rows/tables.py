@@ -40,9 +40,9 @@ def partial_path(target: Path) -> Path:
 
 
 def write_rows(rows: Iterable[Prediction], target: Path, *, resume: bool = False) -> None:
-    """Keep each row as it comes, in a file beside the table; then make the table of them all, atomically.
+    """Write each row at once to a file beside the table, then write the table atomically.
 
-    To `resume` is to go on after the rows that an unfinished table has.
+    With `resume`, the rows follow those of an unfinished table.
     """
     check_format(target)
     partial = partial_path(target)
@@ -58,7 +58,7 @@ def write_rows(rows: Iterable[Prediction], target: Path, *, resume: bool = False
 
 
 def finished_paths(target: Path) -> Iterator[str]:
-    """Return the paths in an unfinished table; a partial row, left by a killed process, is removed."""
+    """Yield the paths in an unfinished table; a partial row, left by a killed process, is removed."""
     partial, whole = partial_path(target), 0
     with partial.open("rb+") as stream:
         for number, line in enumerate(stream, start=1):
@@ -190,7 +190,7 @@ def _prediction(record: Record) -> Prediction:
 
 
 def _check(row: Prediction) -> None:
-    """Raise ValueError for what no model answers with."""
+    """Raise ValueError for values that no model returns."""
     if row.fit not in (None, *FITS):
         raise ValueError(f"its fit is '{row.fit}', not {', '.join(FITS[:-1])} or {FITS[-1]}")
     if row.confidence is not None and not math.isfinite(row.confidence):

@@ -170,7 +170,7 @@ def _processes(config: dict[str, Any]) -> int:
 
 
 def _stub_models(pid: int) -> Iterator[tuple[str, str]]:
-    """Return model and version of every living child process of the server that runs one."""
+    """Yield model and version of every living child process of the server that runs one."""
     for children in Path(f"/proc/{pid}/task").glob("*/children"):
         for child in _read(children).split():
             # A process that has died has no command line.

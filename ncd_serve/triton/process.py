@@ -36,7 +36,7 @@ USUAL_PORTS = Ports(http=8000, grpc=8001, metrics=8002)
 
 
 def plain_temporary_directory() -> tempfile.TemporaryDirectory[str]:
-    """Yield a directory whose path needs no quotes: Triton passes it to its stub through a shell, unquoted."""
+    """Return a temporary directory whose path needs no quotes: Triton passes it unquoted through a shell."""
     usual = tempfile.gettempdir()
     for parent in (usual, "/tmp", "/var/tmp"):
         if SHELL_SAFE.fullmatch(parent) and os.access(parent, os.W_OK):
@@ -83,7 +83,7 @@ def _listen(host: str, port: int) -> socket.socket:
 def start_process(
     command: Sequence[str], *, cwd: Path, environment: Mapping[str, str], log_path: Path
 ) -> subprocess.Popen[bytes]:
-    """Start a server that leads a group of its own, logs to a file and ends when this process does."""
+    """Start a server as the leader of a new process group; it logs to a file and ends with this process."""
     try:
         log = log_path.open("ab")
     except OSError as error:
@@ -107,7 +107,7 @@ def has_exited(process: subprocess.Popen[bytes]) -> bool:
 
 
 def end_process(process: subprocess.Popen[bytes], timeout: float) -> None:
-    """Ask a group's leader to end, wait for it, then kill what is left of the group."""
+    """Send SIGTERM to a group's leader, wait for it, then kill the rest of the group."""
     try:
         os.kill(process.pid, signal.SIGTERM)
         deadline = time.monotonic() + timeout

@@ -1,4 +1,4 @@
-"""Registry of the servers on this machine: one small file for each, in a folder that is the user's alone."""
+"""Registry of the servers on this machine: one small file for each, in a private folder of the user."""
 
 from __future__ import annotations
 

@@ -85,7 +85,7 @@ def model_versions(model: Path, config: Any) -> list[Path]:
 def load_configs(model: Path) -> tuple[str, str] | None:
     """Return two configurations for Triton's load call: one that keeps one more version, and the configured one.
 
-    None where it does not say how many to keep, or there is none.
+    None if there is no configuration, or it keeps other versions than the latest ones.
     """
     from google.protobuf.json_format import MessageToJson  # type: ignore[import-untyped]
 

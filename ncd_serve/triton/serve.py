@@ -51,7 +51,7 @@ def serve(
         with serve("model_repository") as server:
             rows = list(server.client.assign(["new/"]))
 
-    Without `with`, the server runs until its `stop` is called or this process ends. Ports that are left out are free
+    Without `with`, the server runs until its `stop` is called or this process ends. Omitted ports are free
     ones, so that several servers can run. `model` is the one that `client` asks; by default the exported one.
     """
     folder = Path(repository)
@@ -122,7 +122,7 @@ class Server:
 
 @dataclass(frozen=True)
 class ServeOptions:
-    """Settings of a server that runs until it is told to stop. Ports that are None are the usual ones, if free."""
+    """Settings of a server that runs until it is stopped. Ports that are None are the usual ones, if free."""
 
     repository: Path
     host: str = "127.0.0.1"
@@ -137,7 +137,7 @@ class ServeOptions:
 
 
 def serve_detached(options: ServeOptions, *, progress: Progress) -> str:
-    """Start a server in a process of its own; returns how to reach and stop it once it is ready."""
+    """Start a server in a background process; return the message of the ready server."""
     log = (options.log or default_log()).absolute()
     background = detach(log, progress=progress)
     if isinstance(background, str):

@@ -56,7 +56,7 @@ class TritonServer:
             client = InferenceServerClient(server.grpc_url)
 
     Linux ends the server with the thread that called `start`, so call it from one that stays. With `live_updates`
-    models can be loaded while it runs (`probe.load`), by this process alone.
+    models can be loaded while it runs (`probe.load`), only by this process.
     """
 
     def __init__(
@@ -188,14 +188,14 @@ class TritonServer:
         self._undo.close()
 
     def __enter__(self) -> TritonServer:
-        """Start; `wait_ready` is the caller's, who knows how long a load may take."""
+        """Start the server; call `wait_ready` with a timeout for the load."""
         self.start()
         return self
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        """Stop, whatever happened."""
+        """Stop the server."""
         self.stop()
 
     def _started(self) -> _Run:

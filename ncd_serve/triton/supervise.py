@@ -57,7 +57,7 @@ class Supervisor:
     def _load(self, folder: Path) -> None:
         """Load a new version beside the old one, and let go of that when its last answers are out.
 
-        Triton alone unloads the old version at once, and then fails answers in flight that ask for class names. Where
+        Triton itself unloads the old version at once, and then fails requests in flight that ask for class names. Where
         the new configuration does not fit the old version, or memory is short, that is still the way.
         """
         probe, model = self._server.probe, folder.name

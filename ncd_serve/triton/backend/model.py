@@ -1,8 +1,8 @@
 """Triton's `onnxruntime` backend in Python: stands in where the server has no C++ one (the pip wheel).
 
 Triton runs this file inside its stub process, so it imports numpy, onnxruntime and Triton's own utilities only.
-It obeys the same config.pbtxt as the C++ backend. What it cannot obey it refuses by name, so that a repository
-which works here is not a surprise in production.
+It follows the same config.pbtxt as the C++ backend, and raises an error for settings that it does not support, so
+that a repository which works here also works in production.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ class TritonPythonModel:
 
     @staticmethod
     def auto_complete_config(model_config: Any) -> Any:
-        """Fill in what config.pbtxt leaves out, by the rules of the C++ backend."""
+        """Complete config.pbtxt by the rules of the C++ backend."""
         config = model_config.as_dict()
         if not (config["input"] and config["output"]):
             _complete(config, _open_session(config))

@@ -46,7 +46,7 @@ class Stages:
         network.freeze()
 
     def from_labels(self, views: Views, labels: Tensor) -> None:
-        """Train trunk and tail on the known classes alone (ablation without self-supervision)."""
+        """Train trunk and tail on the known classes only (ablation without self-supervision)."""
         network = TrunkAndTail(self.model.trunk, self.model.branches[0].tail)
         classes = int(labels.max()) + 1
         task = nn.Sequential(network, nn.Linear(self.model.dim, classes)).to(self.model.device).train()

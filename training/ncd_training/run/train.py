@@ -108,7 +108,7 @@ def gather(setup: Setup, trunk: Trunk, run: RunDir, *, progress: Progress, ranks
 
 @contextmanager
 def _logged(setup: Setup, run: RunDir, progress: Progress, launch: Launch) -> Iterator[tuple[Progress, Ranks, RunLog]]:
-    """Connect the training processes. The leader alone prints, and its messages are logged."""
+    """Connect the training processes. Only the leader prints, and its messages are logged."""
     ranks = join(launch)
     if ranks.is_leader:
         run.drop_unfinished()
