@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 Fit = Literal["typical", "unusual", "outlier"]
 FITS: tuple[Fit, ...] = get_args(Fit)
 _INNER_FENCE, _OUTER_FENCE = 1.5, 3.0  # interquartile ranges beyond a quartile, as Tukey drew them
-_MIN_OWN_IMAGES = 12  # images below which a cluster's own quartiles are not worth much: all clusters' are taken
+_MIN_OWN_IMAGES = 12  # clusters with fewer images use the quartiles of all clusters
 
 
 @dataclass(frozen=True)

@@ -58,7 +58,7 @@ class ClusterEntry(_Strict):
 class Names(_Strict):
     """Content of `names.json`. Clusters without an entry stay as they are."""
 
-    checkpoint: str | None = None  # of the model whose clusters were looked at, where that is known
+    checkpoint: str | None = None  # of the model whose clusters are named, if known
     bundle: Path | None = None
     clusters: dict[int, ClusterEntry]
 

@@ -36,7 +36,7 @@ class Prediction:
     cluster_name: str | None = None
     confidence: float | None = None
     margin: float | None = None
-    fit: Fit | None = None  # whether it is like the cluster's images; None where the model cannot tell
+    fit: Fit | None = None  # similarity to the cluster's images; None if the model has no such output
     top_k: list[Candidate] = field(default_factory=list)
     error: str | None = None
 

@@ -169,7 +169,7 @@ def _counted(rows: Iterator[Prediction], counts: Counter[str]) -> Iterator[Predi
 def _configure() -> None:
     context: Any = ray.data.DataContext.get_current()
     context.enable_progress_bars = False
-    context.target_max_block_size = 1  # bytes: whatever has a row of its own stays alone
+    context.target_max_block_size = 1  # bytes, so that every row stays a separate block
     logging.getLogger("ray.data").setLevel(logging.CRITICAL)
 
 

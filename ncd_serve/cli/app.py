@@ -41,7 +41,7 @@ EXIT_CODES = (
 
 app = typer.Typer(
     name="ncd-serve",
-    help="Group images of categories nobody named, export the model to ONNX, serve cluster ids on NVIDIA Triton.",
+    help="Discover unnamed image categories, export the model to ONNX, serve cluster ids on NVIDIA Triton.",
     epilog=EXIT_CODES,
     no_args_is_help=True,
     pretty_exceptions_enable=False,

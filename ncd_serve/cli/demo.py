@@ -16,7 +16,7 @@ _START_SECONDS = 120
 
 
 def demo(
-    folder: Annotated[Path, typer.Option("--out", help="Where to leave what was made.")] = Path("ncd-demo"),
+    folder: Annotated[Path, typer.Option("--out", help="Folder for all output.")] = Path("ncd-demo"),
     seed: Annotated[int, typer.Option(help="Seed of the drawn images and of all random choices.")] = 0,
 ) -> None:
     """Train, evaluate, export, look, serve and query on images drawn here: nothing to download."""

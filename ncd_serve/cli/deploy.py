@@ -15,12 +15,12 @@ from ncd_serve.deploy import Target
 if TYPE_CHECKING:
     from ncd_serve.deploy.facts import Deployment
 
-app = typer.Typer(help="Bring a bundle to Docker Compose or Kubernetes.", no_args_is_help=True)
+app = typer.Typer(help="Deploy a bundle with Docker Compose or Kubernetes.", no_args_is_help=True)
 
 
 @app.callback()
 def _group() -> None:
-    """Bring a bundle to Docker Compose or Kubernetes."""
+    """Deploy a bundle with Docker Compose or Kubernetes."""
 
 
 @app.command()
@@ -37,7 +37,7 @@ def render(
         str,
         typer.Option(
             metavar="s3://|gs://|pvc://",
-            help="Where the servers find the repository; default: in the image (helm, kserve), mounted (compose).",
+            help="Address of the repository for the servers; default: in the image (helm, kserve), mounted (compose).",
         ),
     ] = "",
 ) -> None:

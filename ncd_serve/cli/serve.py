@@ -92,7 +92,7 @@ def stop(
     ids: Annotated[
         list[int] | None, typer.Argument(help="Ids that `ncd-serve status` shows.", show_default=False)
     ] = None,
-    everything: Annotated[bool, typer.Option("--all", help="Stop all of them.")] = False,
+    everything: Annotated[bool, typer.Option("--all", help="Stop all servers.")] = False,
 ) -> None:
     """Stop servers on this machine; requests in flight may finish."""
     from ncd_serve.triton.registry import choose_servers

@@ -35,7 +35,7 @@ _DEAD_WORKER = "is not healthy"  # a model's process has died; `ncd-serve serve`
 _GRPC_OPTIONS = [
     ("grpc.max_send_message_length", -1),
     ("grpc.max_receive_message_length", -1),
-    # Left alone, a channel waits up to two minutes before it tries to reach a dead server again.
+    # By default, a channel waits up to two minutes before it tries to reach a dead server again.
     ("grpc.initial_reconnect_backoff_ms", 100),
     ("grpc.min_reconnect_backoff_ms", 1000),
     ("grpc.max_reconnect_backoff_ms", 1000),
@@ -101,7 +101,7 @@ class Connection:
     async def config(self) -> dict[str, Any]:
         """Return the model's configuration as served."""
         answer = await self._ask("get_model_config", self._model)
-        return answer.get("config", answer) if isinstance(answer, dict) else {}  # whatever else answers HTTP
+        return answer.get("config", answer) if isinstance(answer, dict) else {}  # another HTTP server
 
     async def server_version(self) -> str:
         """Return the version of the server; raise an error unless it is ready."""

@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 TRITON_IMAGE = "nvcr.io/nvidia/tritonserver:24.10-py3"
 GPU_CPUS = 4  # the model is elsewhere: these decode images
 
-_LABEL = re.compile(r"[A-Za-z0-9]([A-Za-z0-9_.-]{0,61}[A-Za-z0-9])?")  # what Kubernetes takes as one
+_LABEL = re.compile(r"[A-Za-z0-9]([A-Za-z0-9_.-]{0,61}[A-Za-z0-9])?")  # syntax of Kubernetes labels
 _IMAGE = re.compile(
     r"([a-z0-9.-]+(:\d+)?/)?[a-z0-9]+([._/-]+[a-z0-9]+)*(:[A-Za-z0-9_][A-Za-z0-9_.-]{0,127})?(@sha256:[0-9a-f]{64})?"
 )

@@ -54,8 +54,8 @@ class Figures:
     decode_ms: float
     file_bytes: float
     tensor_bytes: int
-    peak_mib: int  # what a process has held that answered a batch of the largest size
-    view_bytes: float | None  # of one cached view; bundles of older versions do not say
+    peak_mib: int  # of a process that answered a batch of the largest size
+    view_bytes: float | None  # of one cached view; missing in bundles of older versions
 
 
 @dataclass(frozen=True)

@@ -68,7 +68,7 @@ def _train_and_serve(folder: Path) -> Iterator[Check]:
 def _child_checks(folder: Path) -> Iterator[Check]:
     """Yield the checks of the process that trains and exports, one by one."""
     command = [sys.executable, "-m", "ncd_export.self_test", str(folder)]
-    # What torch compiles goes where it is removed with the rest.
+    # Compiled code goes to the temporary folder, which is removed.
     environment = {**os.environ, "TMPDIR": str(folder), "TORCHINDUCTOR_CACHE_DIR": str(folder / "compiled")}
     log = folder / "log.txt"
     with (

@@ -68,7 +68,7 @@ class Drift:
     measures: list[Measure]
     shares: list[ClusterShare]  # of all clusters
     confidences: dict[str, list[float]]  # shares of images by tenths of confidence, then and now
-    fits: dict[str, dict[str, float]]  # shares of images by fit, then and now; empty where the model cannot tell
+    fits: dict[str, dict[str, float]]  # shares of images by fit, in training and now; empty if the model has no fit
 
     @property
     def drifted(self) -> bool:

@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from ncd_serve.gallery.collection import Collection, Floats, Ids
 
 CENTRAL, DOUBTFUL = 16, 6  # images that a cluster is introduced by, at most
-_DOUBTFUL_SHARE = 4  # one in so many, where there are few
+_DOUBTFUL_SHARE = 4  # one in four images of a small cluster
 _NEAREST = 4
 _MAIN_CLASSES = 5
 

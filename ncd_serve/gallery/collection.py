@@ -51,7 +51,7 @@ class Collection:
     rivals: Ids | None = None  # [N] the second likeliest clusters, -1 where there is none
     known_ids: dict[int, Ids] = field(default_factory=dict)  # by cluster: the known classes that its images resemble
     known_classes: list[str] = field(default_factory=list)
-    truth: list[str] = field(default_factory=list)  # true classes, for reports alone; empty where nobody knows them
+    truth: list[str] = field(default_factory=list)  # true classes, only for reports; empty if not known
     matched: list[str] = field(default_factory=list)  # [C] the true class of each cluster, "" for none; or empty
     failures: list[tuple[str, str]] = field(default_factory=list)  # images without a cluster, and why
 

@@ -65,7 +65,7 @@ def assign_images(
         while waiting:
             yield from waiting.popleft().result()
     finally:
-        # Who stops early must not wait for answers that nobody will read.
+        # A caller that stops early must not wait for unread answers.
         for pool in (decoders, askers):
             pool.shutdown(wait=False, cancel_futures=True)
 

@@ -94,7 +94,7 @@ def terminal_table(rows: Iterable[Prediction], *, title: str | None = None) -> T
     """Return a table for the terminal."""
     table = Table(title=title, title_justify="left")
     for name in ("image", "cluster", "name", "confidence", "margin", "fit"):
-        # Folded, not cut: the end of a path is what tells images apart.
+        # Folded, not truncated: paths often differ at the end only.
         table.add_column(
             name, justify="right" if name in {"cluster", "confidence", "margin"} else "left", overflow="fold"
         )

@@ -96,7 +96,7 @@ def start_process(
             stdin=subprocess.DEVNULL,
             stdout=log,
             stderr=log,
-            # Ctrl-C in our terminal must reach us alone: we stop the server in order.
+            # Ctrl-C in the terminal must reach this process only, which then stops the server in order.
             start_new_session=True,
         )
 

@@ -93,7 +93,7 @@ def running_servers() -> list[RunningServer]:
     for path in _folder().glob("*.json"):
         try:
             server = RunningServer.model_validate_json(path.read_bytes())
-        except (ValidationError, FileNotFoundError):  # of another version of ncd-serve, or gone by now
+        except (ValidationError, FileNotFoundError):  # of another version of ncd-serve, or just removed
             continue
         if server.is_alive():
             found.append(server)

@@ -116,7 +116,7 @@ class Updates:
         try:
             folders = [entry for entry in self._repository.iterdir() if entry.is_dir() and entry.name[0] != "."]
             return {folder: _fingerprint(folder) for folder in folders}
-        except OSError:  # something is moved or removed while we look: the next look will tell
+        except OSError:  # files are being moved or removed: checked again at the next look
             return {}
 
 

@@ -72,7 +72,7 @@ class TritonPythonModel:
     def _answer(self, requests: list[Any]) -> list[Any]:
         try:
             return self._run(requests)
-        except Exception as error:  # whatever it was, each waiting client has to be told
+        except Exception as error:  # every waiting client needs a response, for any error
             return [pb_utils.InferenceResponse(error=pb_utils.TritonError(str(error))) for _ in requests]
 
     def _run(self, requests: list[Any]) -> list[Any]:
@@ -111,7 +111,7 @@ def _open_session(config: dict[str, Any]) -> Any:
 
 
 def _model_path() -> str:
-    # Auto-completion is given the config alone, so the path is taken from where Triton passes it to the stub.
+    # Auto-completion gets the config only, so the path is taken from the stub's arguments.
     return Path("/proc/self/cmdline").read_bytes().split(b"\0")[1].decode()
 
 

@@ -72,7 +72,7 @@ class TritonPythonModel:
             return [_refusal(self._lacks, pb_utils.TritonError.UNAVAILABLE) for _ in requests]
         try:
             return self._try_versions(requests)
-        except Exception as error:  # whatever it was, each waiting client has to be told
+        except Exception as error:  # every waiting client needs a response, for any error
             return [_refusal(str(error), pb_utils.TritonError.INTERNAL) for _ in requests]
 
     def _try_versions(self, requests: list[Any]) -> list[Any]:
@@ -121,7 +121,7 @@ class TritonPythonModel:
             preferred_memory=pb_utils.PreferredMemory(pb_utils.TRITONSERVER_MEMORY_CPU),
         ).exec()
         if response.has_error():
-            # Triton reports a version that is gone as an internal error, like any other.
+            # Triton reports an unloaded version as an internal error, like any other error.
             raise RuntimeError(response.error().message()) if self._is_ready(version) else _GoneError
         ids, confidences = (
             pb_utils.get_output_tensor_by_name(response, name).as_numpy().ravel()
