@@ -31,8 +31,8 @@ from ncd_training.objective import checked
 from ncd_training.run.train import set_up
 from ncd_training.study.compare_rows import Row
 
-# Settings that do not change the result, so they are no departure from the paper.
-_NEUTRAL_SETTINGS = ("data.root", "data.cache_dir", "data.cache_views", "data.workers", "data.strict", "model.weights")
+# Settings that are not listed as departures from the paper: places and speed; initial weights have their own note.
+_UNLISTED_SETTINGS = ("data.root", "data.cache_dir", "data.cache_views", "data.workers", "data.strict", "model.weights")
 
 _POLL_SECONDS = 0.1
 
@@ -200,7 +200,7 @@ def departures(rows: Sequence[Row], wishes: Wishes) -> list[str]:
     found: dict[str, list[str]] = {}
     for row in rows:
         for key, (ours, theirs) in differences(wishes.config(row), wishes.published().config(row)).items():
-            if key not in _NEUTRAL_SETTINGS and not key.startswith("report."):
+            if key not in _UNLISTED_SETTINGS and not key.startswith("report."):
                 found.setdefault(key, []).append(f"{ours} for {theirs}")
     return [f"{key}: {', '.join(dict.fromkeys(pairs))}" for key, pairs in found.items()]
 

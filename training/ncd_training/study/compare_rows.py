@@ -17,7 +17,7 @@ if sys.version_info >= (3, 11):
 else:
     import tomli as tomllib
 
-Figure = float | tuple[float, float]  # in percent; with a deviation where one is published
+PublishedAcc = float | tuple[float, float]  # in percent; with a deviation where one is published
 # The paper's figures are means over three lists of novel classes.
 _MEAN_OF_LISTS = {"imagenet-a": "imagenet", "imagenet-b": "imagenet", "imagenet-c": "imagenet"}
 
@@ -32,7 +32,7 @@ class Row(Section):
     weights: bool = True  # False: this row ignores --weights
     for_dataset: dict[str, dict[str, Any]] = Field(default_factory=dict)  # settings on top, by dataset
     # ACC by dataset; in an open world that of `seen` and of `novel` images.
-    published: dict[str, Figure | dict[str, Figure]] = Field(default_factory=dict)
+    published: dict[str, PublishedAcc | dict[str, PublishedAcc]] = Field(default_factory=dict)
 
     def figures(self, dataset: str | None) -> dict[str, tuple[float, float | None]]:
         """Return published ACC and deviation by group of images: `novel`, in an open world also `seen`."""
