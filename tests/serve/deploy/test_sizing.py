@@ -47,7 +47,7 @@ def test_gpus_by_hand() -> None:
 def test_a_bundle_that_does_not_know_its_views() -> None:
     old = Figures(**{**vars(FIGURES), "view_bytes": None})
     assert size_up(Demand(1000), old)
-    with pytest.raises(DataError, match="how large a cached view is"):
+    with pytest.raises(DataError, match="the size of a cached view"):
         size_up(Demand(1000, training_images=10), old)
 
 
