@@ -2,9 +2,9 @@
 
     .venv/bin/python benchmarks/cub.py [--data DIR] [--weights FILE] [--out DIR] [--seeds 0 1 2] [--rows full ...]
 
-Rows of the recipe `plus`; `paper` is the paper's own objective from random heads, in the same number of epochs as the
-recipe `quick`. The last epoch counts, novel classes are only reported. Finished runs in --out are not done again, so a
-stopped benchmark goes on. Exit code 1 when the full method misses what the README claims.
+Rows use the recipe `plus`; `paper` is the paper's objective from random heads, with as many epochs as the recipe
+`quick`. Scores are those of the last epoch; true novel classes are only reported. Finished runs in --out are skipped,
+so an interrupted benchmark resumes. Exit code 1 if the full method is below the README's figure.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ LEAST_ACC, LEAST_LEAD = 0.50, 0.03
 
 
 def figures(row: str, seed: int, options: argparse.Namespace) -> dict[str, float]:
-    """ACC of a row with a seed by what was measured; trained unless that was done before."""
+    """Return the ACC figures of a row with a seed; train it unless its run is finished."""
     recipes, overrides = ROWS[row]
     folder = options.out / f"{row}-{seed}"
     if not folder.exists():
@@ -55,7 +55,7 @@ def add_row(table: Table, name: str, values: list[float]) -> None:
 
 
 def main() -> None:
-    """Train what is missing, print the table."""
+    """Train missing runs, and print the table."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--data", type=Path, default=SHARED / "data" / "CUB_200_2011")
     parser.add_argument("--weights", type=Path, default=SHARED / "weights" / "tf_efficientnet_lite0.safetensors")
@@ -76,7 +76,7 @@ def main() -> None:
 
 
 def missed(found: dict[str, list[dict[str, float]]]) -> bool:
-    """Whether the full method is below what is claimed."""
+    """Return True if the full method is below the README's figure."""
     acc = {row: statistics.mean(run["unlabelled-train"] for run in runs) for row, runs in found.items()}
     baseline = statistics.mean(run["k-means on supervised features"] for run in found["full"])
     return acc["full"] < max(LEAST_ACC, baseline + LEAST_LEAD)

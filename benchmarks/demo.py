@@ -2,7 +2,7 @@
 
     .venv/bin/python benchmarks/demo.py
 
-A seed changes the drawn images, the weights and the order. Exit code 1 when a seed misses what the README claims.
+A seed changes the drawn images, the weights and the order. Exit code 1 if a seed is below the README's figure.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ LEAST_ACC, LEAST_LEAD = 0.90, 0.05
 
 
 def accuracies(seed: int, folder: Path) -> dict[str, float]:
-    """Train with a seed; ACC by what was measured."""
+    """Train with a seed, and return its ACC figures."""
     root = write_glyphs(folder / "data", seed=seed)
     summary = discover(dataset="glyphs", data_root=root, seed=seed, out=folder / "run").summary
     return {name: score.acc for name, score in {**summary.baselines, **summary.scores}.items()}

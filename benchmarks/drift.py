@@ -1,9 +1,9 @@
-"""Does `drift` speak up for a class that training never saw, and keep quiet about fresh images of the same classes?
+"""Verdicts of `drift` on batches of an unseen class, and on new images of the trained classes.
 
     .venv/bin/python benchmarks/drift.py [SEED ...]
 
-Letters as in the demo, for seeds 0, 1 and 2: five batches of 100 fresh vowels, and a batch of 100 for each digit from
-2 to 9 (0 and 1 look like O and I). Exit code 1 when a verdict is wrong.
+Letters as in the demo, for seeds 0, 1 and 2: five batches of 100 new vowels, and a batch of 100 for each digit from
+2 to 9 (0 and 1 look like O and I). Exit code 1 if a verdict is wrong.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ def ncd(*arguments: object) -> str:
 
 
 def draw(folder: Path, characters: str, rng: np.random.Generator) -> Path:
-    """A batch that holds these characters in turn."""
+    """Draw a batch of these characters in turn."""
     folder.mkdir(parents=True)
     for number in range(BATCH):
         draw_glyph(characters[number % len(characters)], rng).save(folder / f"{number}.png")
@@ -37,7 +37,7 @@ def draw(folder: Path, characters: str, rng: np.random.Generator) -> Path:
 
 
 def drift(images: Path, bundle: Path) -> dict[str, Any]:
-    """What the command says about a batch."""
+    """Return the output of the command for a batch."""
     rows = images.with_suffix(".csv")
     ncd("assign", images, "--bundle", bundle, "--out", rows)
     answer: dict[str, Any] = json.loads(ncd("drift", rows, "--bundle", bundle, "--json"))
@@ -45,7 +45,7 @@ def drift(images: Path, bundle: Path) -> dict[str, Any]:
 
 
 def judge(seed: int, folder: Path, table: Table) -> bool:
-    """Rows of the table for a seed; whether all verdicts are right."""
+    """Return the rows of the table for a seed, and True if all verdicts are right."""
     data = write_glyphs(folder / "data", seed=seed)
     ncd("train", "--dataset", "glyphs", "--data-root", data, "--seed", seed, "--out", folder / "run")
     ncd("export", folder / "run", "--repository", folder / "repository")

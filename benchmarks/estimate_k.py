@@ -1,10 +1,10 @@
-"""Estimated number of novel classes of the embedded data and of CUB-200-2011, with the time that it took.
+"""Estimated number of novel classes of the embedded data and of CUB-200-2011, with the time taken.
 
     .venv/bin/python benchmarks/estimate_k.py [--problems glyphs cub200] [--estimators balanced dtc gcd] [--cache DIR]
 
-`by size` is what needs no look at an image: unlabelled images divided by the images of a known class. These data have
-classes of one size, so it is right here; an estimator that rests on sizes alone could not be told from it.
-Exit code 1 when an estimate of the first estimator misses what the README claims: glyphs within 1, CUB within 15%.
+`by size` is a baseline that uses no image: unlabelled images divided by the images per known class. It is right here,
+since all classes of these data have one size; an estimator that uses sizes only could not be distinguished from it.
+Exit code 1 if the first estimator is outside the README's limits: glyphs within 1, CUB within 15%.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
-"""Speed of an exported ResNet-50 at 224 px: ONNX Runtime against torch, int8 against fp32, and what int8 changes.
+"""Speed of an exported ResNet-50 at 224 px: ONNX Runtime against torch, int8 against fp32, agreement of int8.
 
     .venv/bin/python benchmarks/export.py
 
-Times are CPU time of one thread, the forms taken in turns, the best of the rounds, so that other work counts little.
+Times are CPU time of one thread, variants in turns, best of several rounds, so that other load matters little.
 torch runs channels last in inference mode. Speed does not depend on the weights; agreement does, so it is measured on
 the same network after a short training on the embedded letters at 64 px, on images that int8 was not calibrated on.
 """
@@ -54,7 +54,7 @@ def build(clusters: int) -> DualBranchModel:
 def write_models(
     model: DualBranchModel, folder: Path, resolution: int, calibration: NDArray[np.uint8]
 ) -> tuple[Path, Path]:
-    """The fp32 and the int8 file."""
+    """Write the fp32 and the int8 file."""
     fp32, int8 = folder / f"fp32-{resolution}.onnx", folder / f"int8-{resolution}.onnx"
     write_onnx(ExportGraph(model), fp32, resolution=resolution, metadata={})
     to_int8(fp32, int8, np.array_split(calibration, -(-len(calibration) // 8)))
@@ -62,7 +62,7 @@ def write_models(
 
 
 def measure(folder: Path) -> list[dict[str, float]]:
-    """Milliseconds an image of every form, for every batch size."""
+    """Return milliseconds per image of every variant, for every batch size."""
     model = build(40).eval()
     rng = np.random.default_rng(0)
     noise = rng.integers(0, 256, (max(BATCHES), RESOLUTION, RESOLUTION, 3), dtype=np.uint8)
@@ -96,7 +96,7 @@ def in_turns(forms: dict[str, Callable[[], object]], rounds: int) -> dict[str, f
 
 
 def agreement(folder: Path) -> float:
-    """Share of held-out letters that int8 leaves in the cluster of fp32, after a short training of the network."""
+    """Return the share of held-out letters with the same cluster in int8 and fp32, after a short training."""
     spec = PreprocessSpec(resolution=TRAINED_AT, resize=TRAINED_AT)
     data = write_glyphs(folder / "glyphs", train=80, test=40)
     images, labels = {}, {}
@@ -122,7 +122,7 @@ def agreement(folder: Path) -> float:
 
 
 def train(model: DualBranchModel, images: torch.Tensor, labels: torch.Tensor) -> None:
-    """All of the served part, by cross entropy: what matters here is a network with learned weights."""
+    """Train the served part with cross entropy: the comparison needs learned weights."""
     graph = ExportGraph(model).train().requires_grad_()
     for module in model.trunk.stages.modules():
         module.train()
@@ -136,7 +136,7 @@ def train(model: DualBranchModel, images: torch.Tensor, labels: torch.Tensor) ->
 
 
 def show(rows: list[dict[str, float]]) -> bool:
-    """Print the table; whether a figure misses what is asked."""
+    """Print the table, and return True if a figure misses its target."""
     table = Table("batch", *rows[0], "fp32 / eager", *(["fp32 / compile"] if "torch.compile" in rows[0] else []))
     table.add_column("int8 / fp32")
     table.title = f"{TRUNK} at {RESOLUTION} px, one thread: ms an image, and how many times as fast"
@@ -155,7 +155,7 @@ def show(rows: list[dict[str, float]]) -> bool:
 
 
 def main() -> None:
-    """Print all figures; exit code 1 when one misses what is asked."""
+    """Print all figures; exit code 1 if one misses its target."""
     torch.set_num_threads(1)
     with TemporaryDirectory() as folder:
         missed = show(measure(Path(folder)))

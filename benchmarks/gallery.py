@@ -1,10 +1,10 @@
-"""What a gallery of 10,000 images costs: to build, to keep, and to open in headless Chromium.
+"""Cost of a gallery of 10,000 images: build time, file size, and time to open in headless Chromium.
 
     .venv/bin/python benchmarks/gallery.py [--images N]
 
-The images are drawn (96 to 160 px, JPEG), 100 clusters of uneven sizes; the map is PCA, since t-SNE's minutes are
-scikit-learn's. Time until interactive is from the start of the navigation until the page answers, the median of three
-fresh browsers. Exit code 1 when it is 3 seconds or more.
+The images are drawn (96 to 160 px, JPEG), 100 clusters of uneven sizes; the map is PCA, since t-SNE would
+measure scikit-learn. Time until interactive is from the start of the navigation until the page responds, the median of
+three new browsers. Exit code 1 if it is 3 seconds or more.
 """
 
 from __future__ import annotations
@@ -90,7 +90,7 @@ def draw_run(folder: Path, images: int) -> Path:
 
 
 def draw(cluster: int, rng: np.random.Generator) -> Image.Image:
-    """Noise with a polygon: about as hard to compress as a photograph."""
+    """Draw noise with a polygon, which compresses about as well as a photograph."""
     width, height = (int(side) for side in rng.integers(96, 161, 2))
     small = rng.integers(0, 255, (height // 6, width // 6, 3), dtype=np.uint8)
     picture = Image.fromarray(small).resize((width, height), Image.Resampling.BICUBIC)
@@ -101,7 +101,7 @@ def draw(cluster: int, rng: np.random.Generator) -> Image.Image:
 
 
 def open_page(page: Path) -> float:
-    """Seconds until the page answers; what else there is to say is printed."""
+    """Return the seconds until the page responds; print the other figures."""
     with open_browser() as browser:
         start = time.perf_counter()
         browser.get(page.as_uri())

@@ -1,9 +1,9 @@
-"""What the pairwise and bank terms cost: how they grow, and their share of a ResNet-50 step at batch 128+64.
+"""Cost of the pairwise and bank terms: its growth, and its share of a ResNet-50 step at batch 128+64.
 
     .venv/bin/python benchmarks/objective_cost.py
 
-Growth is the exponent between neighbouring sizes, log(time ratio) / log(size ratio): at most 2 for the batch and 1 for
-the banks is what the formulas say. Exit code 1 when the share is above a tenth.
+Growth is the exponent between neighbouring sizes, log(time ratio) / log(size ratio): by the formulas
+at most 2 for the batch and 1 for the banks. Exit code 1 if the share is above a tenth.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ REPEATS, MOST = 3, 0.10
 
 
 def outputs(images: int) -> list[BranchOutput]:
-    """What two ResNet-50 branches say of a batch, made up."""
+    """Return random outputs of two ResNet-50 branches for a batch."""
     return [
         BranchOutput(
             torch.rand(images, DIM, SIDE, SIDE),
@@ -44,7 +44,7 @@ def outputs(images: int) -> list[BranchOutput]:
 
 
 def pair_and_bank_seconds(*, unlabelled: int, bank: int) -> float:
-    """Forward and backward of pseudo labels, pairwise terms and distillation, with full memories."""
+    """Return the time of forward and backward of pseudo labels, pairwise terms and distillation, with full memories."""
     model = ModelConfig(bank_size=bank, dictionary_size=bank)
     loss = LossConfig(cross_entropy=False, consistency=False)
     objective = DualObjective(DIM, model=model, labels=TrainConfig().pseudo_labels, loss=loss)
@@ -58,7 +58,7 @@ def pair_and_bank_seconds(*, unlabelled: int, bank: int) -> float:
 
 
 def step_seconds() -> float:
-    """A whole ResNet-50 step on images at 224 px."""
+    """Return the time of a full ResNet-50 step on images at 224 px."""
     config = TrainConfig()
     model = DualBranchModel(build_trunk("resnet50", resolution=224), known=KNOWN, novel=NOVEL)
     model.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
@@ -72,7 +72,7 @@ def step_seconds() -> float:
 
 
 def best(work: Callable[[], object], repeats: int = REPEATS) -> float:
-    """The shortest of a few times, after a first that warms up (unless there is just one)."""
+    """Return the shortest of several times, after a warm-up (unless there is only one)."""
     times = []
     for _ in range(repeats + (repeats > 1)):
         start = time.perf_counter()

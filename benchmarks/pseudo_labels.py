@@ -1,10 +1,10 @@
-"""How well pairwise scores tell images of one novel class from others, on the features of a run.
+"""Quality of pairwise scores (same novel class or not) on the features of a run.
 
     .venv/bin/python benchmarks/pseudo_labels.py RUN            # after training
-    .venv/bin/python benchmarks/pseudo_labels.py RUN --initial  # what discovery started from
+    .venv/bin/python benchmarks/pseudo_labels.py RUN --initial  # before discovery
 
-AUC, and precision of as many best pairs as there are true ones, need no threshold. The mean scores show how much of
-the pseudo labels' mass falls on pairs of different classes. True classes are read, so this is for study alone.
+AUC, and precision of the best pairs, as many as there are true ones, need no threshold. The mean scores show how much
+of the total score is on pairs of different classes. Reads true classes, so it is for analysis only.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ from ncd_serve.progress import Progress, Track
 
 
 def features(state: TrainState, data: DataConfig, paths: list[Path], track: Track) -> tuple[Tensor, Tensor]:
-    """Embeddings [M, d] of the global branch and descriptions [M, e] of the local one."""
+    """Return embeddings [M, d] of the global branch and descriptions [M, e] of the local one."""
     kinds = state.method.kinds
     whole, parts = (kinds.index(kind) if kind in kinds else 0 for kind in ("global", "local"))
     judge = deepcopy(state.method.pseudo_labels[parts]).eval()

@@ -1,12 +1,11 @@
-"""What more workers give and more images cost: Ray for bulk assignment, torchrun for training.
+"""Scaling with workers and images: Ray for bulk assignment, torchrun for training.
 
     .venv/bin/python benchmarks/scale.py [--quick]
 
-ResNet-18 at 64 px with random weights, in blocks of 100 JPEG files; a core for each worker. Starting Ray and loading
-models is not counted: time runs from the fourth finished block to the last, and small work is the median of three runs.
-Memory is the most that a worker held. The cost of an image must stay within 10% while the work grows a hundredfold;
-exit code 1 otherwise. What two workers can give at most is measured as well: two processes that share nothing but the
-machine.
+ResNet-18 at 64 px with random weights, in blocks of 100 JPEG files; one core per worker. Starting Ray and loading
+models is excluded: time runs from the fourth finished block to the last, and small jobs are the median of three runs.
+Memory is the peak of a worker. The cost per image must stay within 10% while the work grows a hundredfold; exit code 1
+otherwise. The upper bound for two workers is measured as well: two processes that share nothing but the machine.
 """
 
 from __future__ import annotations
@@ -45,7 +44,7 @@ console = Console(width=100)
 
 
 def draw(folder: Path) -> list[Path]:
-    """Noise that is as hard to decode as a photograph."""
+    """Draw noise that is as slow to decode as a photograph."""
     folder.mkdir()
     rng = np.random.default_rng(0)
     paths = [folder / f"{number}.jpg" for number in range(PICTURES)]
@@ -56,7 +55,7 @@ def draw(folder: Path) -> list[Path]:
 
 
 class Peak:
-    """The most memory that any of Ray's workers holds while this is open, in MB."""
+    """Peak memory of Ray's workers in MB, measured while the context is open."""
 
     def __enter__(self) -> Peak:
         self.megabytes, self._ended = 0.0, Event()
@@ -76,7 +75,7 @@ class Peak:
 
 
 def complete(bundle: Bundle) -> Path:
-    """With the files and hashes that a bundle is known by."""
+    """Add the files and hashes that make a folder a bundle."""
     for name in HASHED:
         (bundle.folder / name).touch()
     hashes = {name: sha256(bundle.folder / name) for name in HASHED}
@@ -86,7 +85,7 @@ def complete(bundle: Bundle) -> Path:
 
 
 def assign(pictures: list[Path], images: int, bundle: Path, *, workers: int) -> tuple[float, float]:
-    """Milliseconds an image once the workers work, and a worker's memory in MB."""
+    """Return milliseconds per image after start-up, and the peak memory of a worker in MB."""
     with TemporaryDirectory() as scratch, Peak() as peak:
         table, out = Path(scratch) / "paths.parquet", Path(scratch) / "rows"
         pq.write_table(pa.table({"path": [str(pictures[number % PICTURES]) for number in range(images)]}), table)
@@ -99,14 +98,14 @@ def assign(pictures: list[Path], images: int, bundle: Path, *, workers: int) -> 
 
 
 def sharing_nothing(bundle: Path, picture: Path, *, processes: int) -> float:
-    """Milliseconds an image of so many processes at once, each of which assigns one image again and again."""
+    """Return milliseconds per image of several processes at once, each of which assigns one image repeatedly."""
     command = [sys.executable, __file__, "--alone", str(bundle), str(picture)]
     running = [subprocess.Popen(command, env=ENVIRONMENT, stdout=subprocess.PIPE) for _ in range(processes)]
     return 1000 / sum(float(process.communicate()[0]) for process in running)
 
 
 def images_a_second(bundle: Path, picture: Path) -> float:
-    """Of one process, after a second in which all of them have begun."""
+    """Return the images per second of one process, after a second in which all have started."""
     runner = OnnxRunner(Bundle.read(bundle), threads=1)
     done, start = 0, time.monotonic() + 1
     while (now := time.monotonic()) < start + ALONE_SECONDS:
@@ -116,7 +115,7 @@ def images_a_second(bundle: Path, picture: Path) -> float:
 
 
 def train(data: Path, folder: Path, *, processes: int) -> float:
-    """Seconds an epoch of ResNet-18, start and end not counted: two runs differ by their epochs alone."""
+    """Return seconds per epoch of ResNet-18 without start and end: the difference of two runs with other epochs."""
     seconds = []
     for epochs in EPOCHS:
         command = [sys.executable, "-m", "torch.distributed.run", "--standalone", f"--nproc-per-node={processes}"]

@@ -1,10 +1,10 @@
-"""What serving costs: Triton against ONNX Runtime in the same process, `query` against decoding and model alone.
+"""Cost of serving: Triton against ONNX Runtime in the same process, `query` against decoding and model only.
 
     .venv/bin/python benchmarks/serving.py [--quick]
 
 ResNet-50 at 224 px with random weights, on this machine's CPU, ONNX Runtime with a thread for each core everywhere.
-Each pair is measured in turns, round after round, and judged by the median of the rounds' ratios, so that other work on
-the machine counts little. Exit code 1 when a figure misses what is asked.
+Each pair is measured in alternating rounds, and compared by the median of the rounds' ratios, so that other load on the
+machine matters little. Exit code 1 if a figure misses its target.
 """
 
 from __future__ import annotations
@@ -49,14 +49,14 @@ console = Console(width=110)
 
 
 class Run(NamedTuple):
-    """Images a second, and the latency of each request in ms."""
+    """Result of a round: images per second, and the latency of each request in ms."""
 
     rate: float
     latencies: list[float]
 
 
 def make_bundle(folder: Path, trunk: str, side: int = SIDE) -> Bundle:
-    """An export with random weights."""
+    """Export a model with random weights."""
     folder.mkdir()
     model = DualBranchModel(build_trunk(trunk, resolution=side), known=160, novel=CLUSTERS)
     write_onnx(ExportGraph(model), folder / MODEL, resolution=side, metadata={})
@@ -79,7 +79,7 @@ def make_bundle(folder: Path, trunk: str, side: int = SIDE) -> Bundle:
 
 
 def draw_photos(folder: Path, count: int) -> list[Path]:
-    """JPEG files with the size and the detail of photographs: 32 different ones under many names."""
+    """Draw JPEG files with the size and the detail of photographs: 32 different ones under many names."""
     folder.mkdir()
     rng = np.random.default_rng(0)
     for number in range(min(count, 32)):
@@ -124,7 +124,7 @@ def run_through_triton(client: Client, batches: list[NDArray[np.uint8]]) -> Run:
 
 
 def compare_triton(session: Session, client: Client, table: Table) -> bool:
-    """Rows of the table for both batch sizes; whether both are fast enough."""
+    """Return the rows of the table for both batch sizes, and True if both are fast enough."""
     good = True
     rng = np.random.default_rng(0)
     for size in (1, 8):
@@ -145,7 +145,7 @@ def compare_triton(session: Session, client: Client, table: Table) -> bool:
 
 
 def compare_query(session: Session, client: Client, paths: list[Path], table: Table) -> bool:
-    """Rows of the table for decoding and model alone, and for `query`; whether that is fast enough."""
+    """Return the rows of the table for decoding and model only, and for `query`; True if that is fast enough."""
     rates: dict[str, list[float]] = {"decoding alone": [], "model alone": [], "query": []}
     for _ in range(ROUNDS):
         start = time.perf_counter()
@@ -172,7 +172,7 @@ def compare_query(session: Session, client: Client, paths: list[Path], table: Ta
 
 
 def watch_memory(url: str, folder: Path, rows: Path) -> bool:
-    """`ncd-serve query` on many images in a process of its own: its memory on the way; whether it is flat."""
+    """Run `ncd-serve query` on many images in a separate process; return its memory, and True if it stays flat."""
     command = [sys.executable, "-m", "ncd_serve", "query", str(folder), "--url", f"grpc://{url}", "--out", str(rows)]
     used = list(_memory_of(command))
     assert len(rows.read_text().splitlines()) == LONG_RUN

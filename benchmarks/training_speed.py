@@ -4,11 +4,11 @@
 
 Plain form: default memory format, the two views in two passes, all pairs enumerated as repeated tensors, gradients for
 all tokens of a transformer, JPEGs decoded at full size. `files` is `ncd-serve train --set optim.onnx_trunk=true`,
-`cached` is `train --cache-views K`, `limit` is what is left when decoding and trunk cost nothing: branches and
-objective on maps that are already in memory. Each form runs in a process of its own with one thread, in turns; times
-are CPU time, the best of the rounds, so that other work counts little. The last column is a step's rate of arithmetic
-over that of a large matrix product: what is near 1 can hardly be faster. Of EfficientNet it says nothing, because torch
-counts a convolution of single channels as if it were one of all.
+`cached` is `train --cache-views K`, `limit` is the cost without decoding and trunk: branches and objective on maps that
+are already in memory. Each form runs in a separate process with one thread, in turns; times are CPU time, the best of
+the rounds, so that other load matters little. The last column is the arithmetic rate of a step divided by that of a
+large matrix product: a value near 1 can hardly be improved. It is meaningless for EfficientNet, because torch counts a
+depthwise convolution as a full one.
 """
 
 from __future__ import annotations
@@ -57,7 +57,7 @@ LEAST_FILES, LEAST_CACHED = 1.3, 0.9
 
 
 def draw_photos(folder: Path) -> None:
-    """JPEG files with the size and the detail of photographs."""
+    """Draw JPEG files with the size and the detail of photographs."""
     rng = np.random.default_rng(0)
     for number in range(LABELLED + UNLABELLED):
         coarse = rng.integers(0, 256, (PHOTO[1] // 20, PHOTO[0] // 20, 3), dtype=np.uint8)
@@ -80,7 +80,7 @@ def build(trunk: str, *, plain: bool) -> TrainState:
 
 
 class WholeTail(TransformerTail):
-    """Gradients for every token, also for those that no term is a function of."""
+    """Tail with gradients for all tokens, even those that no loss term depends on."""
 
     def forward(self, tokens: Tensor) -> TailOutput:
         features = torch.relu(self.norm(self.block(tokens)))
@@ -96,7 +96,7 @@ class FullSizeViews(FileViews):
 
 
 def plain_step(state: TrainState, views: list[Tensor], labels: Tensor, generator: torch.Generator) -> None:
-    """The five terms as one would write them down first."""
+    """Train one step with the five terms in their straightforward form."""
     model, objective, n = state.model, state.method, len(labels)
     assert isinstance(objective, DualObjective)
     with torch.no_grad():
@@ -129,7 +129,7 @@ def describe(objective: DualObjective, number: int, output: BranchOutput, n: int
 
 
 def enumerated_bce(a: BranchOutput, b: BranchOutput, n: int, *, top_k: int, described: Tensor) -> Tensor:
-    """All pairs as two long lists."""
+    """Return the pairwise loss over all pairs as two long lists."""
     p, q = a.cluster_logits[n:].softmax(1), b.cluster_logits[n:].softmax(1)
     m = len(p)
     ranks = described.argsort(dim=1, descending=True)[:, :top_k]
@@ -139,8 +139,8 @@ def enumerated_bce(a: BranchOutput, b: BranchOutput, n: int, *, top_k: int, desc
     return F.binary_cross_entropy(agreement, shared)
 
 
-def measure(trunk: str, form: str, folder: Path) -> dict[str, float]:
-    """Seconds for each image of a step (two views each), and the peak memory of the process in MB."""
+def measure_form(trunk: str, form: str, folder: Path) -> dict[str, float]:
+    """Return seconds per image of a step (two views each), and the peak memory of the process in MB."""
     torch.manual_seed(0)
     torch.set_num_threads(1)
     state = build(trunk, plain=form == "plain")
@@ -175,7 +175,7 @@ def measure(trunk: str, form: str, folder: Path) -> dict[str, float]:
 
 
 def unseen_operations(state: TrainState, side: int) -> int:
-    """Of a step's views in ONNX Runtime, where torch cannot count them: as many as one view takes, for all."""
+    """Return the operations of a step in ONNX Runtime, which torch cannot count: those of one view times the views."""
     with FlopCounterMode(display=False) as counter, torch.no_grad():
         state.model.trunk(torch.zeros(1, 3, side, side, dtype=torch.uint8))
     return 2 * (LABELLED + UNLABELLED) * counter.get_total_flops()
@@ -188,13 +188,13 @@ def seconds_of(call: Callable[[], object]) -> float:
 
 
 def matrix_product_rate() -> float:
-    """Operations a second."""
+    """Return the operations per second of a large matrix product."""
     matrix = torch.rand(MATRIX, MATRIX)
     return 2 * MATRIX**3 / min(seconds_of(lambda: matrix @ matrix) for _ in range(PRODUCTS))
 
 
 def in_turns(trunk: str, folder: Path) -> dict[str, dict[str, float]]:
-    """Every form in a process of its own, round after round."""
+    """Measure every form in a separate process, in alternating rounds."""
     answers: dict[str, list[dict[str, float]]] = {form: [] for form in FORMS}
     for _ in range(ROUNDS):
         for form in FORMS:
@@ -204,7 +204,7 @@ def in_turns(trunk: str, folder: Path) -> dict[str, dict[str, float]]:
 
 
 def main() -> None:
-    """Print the table; exit code 1 when a figure misses what is asked."""
+    """Print the table; exit code 1 if a figure misses its target."""
     columns = "trunk", "form", "ms an image", "times as fast as plain", "peak MB", "of a matrix product's rate"
     table = Table(*columns, title="a training step")
     missed = False
@@ -224,6 +224,6 @@ def main() -> None:
 
 if __name__ == "__main__":
     if sys.argv[1:2] == ["--measure"]:
-        print(json.dumps(measure(sys.argv[2], sys.argv[3], Path(sys.argv[4]))))
+        print(json.dumps(measure_form(sys.argv[2], sys.argv[3], Path(sys.argv[4]))))
     else:
         main()

@@ -1,4 +1,4 @@
-"""The bundle: a verified export that a stranger can deploy. Its `bundle.json` describes and hashes the rest."""
+"""Bundle: a verified, self-contained export. Its `bundle.json` describes and hashes the other files."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ _EXPORT_AGAIN = "export the run again: ncd-serve export RUN"
 
 
 class _Schema(BaseModel):
-    """The one field that every schema has."""
+    """Field that every schema has."""
 
     schema_version: int
 
@@ -57,7 +57,7 @@ class BundleManifest(BaseModel):
 
 @dataclass(frozen=True)
 class Bundle:
-    """A bundle on disk whose files are the ones that were verified."""
+    """Bundle on disk whose files match the hashes of its manifest."""
 
     folder: Path
     manifest: BundleManifest
@@ -68,11 +68,11 @@ class Bundle:
         return self.folder / MODEL
 
     def reference(self) -> Reference:
-        """The images that the clusters were found in."""
+        """Read the reference: outputs for the images that the clusters were found in."""
         return Reference.read(self.folder / REFERENCE)
 
     def verification(self) -> dict[str, Any]:
-        """Read how the ONNX model was compared with the trained one."""
+        """Read the comparison of the ONNX model with the trained one."""
         found: dict[str, Any] = json.loads((self.folder / VERIFICATION).read_text(encoding="utf-8"))
         return found
 

@@ -21,14 +21,14 @@ THREADS = "intra_op_thread_count"  # which the onnxruntime backend does act on
 
 
 class Precision(str, Enum):
-    """Bits of weights and activations; `ncd_export.precision` says how each is made."""
+    """Precision of weights and activations; `ncd_export.precision` converts models."""
 
     FP32 = "fp32"
     FP16 = "fp16"
     INT8 = "int8"
 
     def __str__(self) -> str:
-        """The word that users type."""
+        """Return the value that users type."""
         return self.value
 
 
@@ -71,13 +71,13 @@ OUTPUTS = (
 
 
 def outputs_in_rows(offered: Iterable[str]) -> tuple[Output, ...]:
-    """The outputs that rows are made of, without the optional ones that a model does not offer."""
+    """Return the outputs that rows contain, without the optional ones that a model does not have."""
     names = set(offered)
     return tuple(output for output in OUTPUTS if output.in_rows and (not output.optional or output.name in names))
 
 
 class Contract(NamedTuple):
-    """Facts that a client needs to ask a model."""
+    """Facts that a client needs for requests to a model."""
 
     preprocess: PreprocessSpec
     max_batch: int
@@ -86,7 +86,7 @@ class Contract(NamedTuple):
 
 
 def read_contract(config: dict[str, Any], where: str) -> Contract:
-    """The contract of a model that keeps it; ServerError names what is wrong with any other."""
+    """Read the contract from the configuration of a model; raise ServerError with the reason if it is violated."""
     facts = config.get("parameters", {})
     if PREPROCESS_FACT not in facts:
         raise ServerError(f"{where} is not a model that ncd-serve exported", hint="name another with --model-name")
@@ -127,4 +127,4 @@ def _listed(kinds: dict[str, str]) -> str:
 
 
 def _broken(where: str, what: str) -> ServerError:
-    return ServerError(f"{where} does not keep ncd-serve's contract: {what}", hint="export the run again")
+    return ServerError(f"{where} violates ncd-serve's contract: {what}", hint="export the run again")

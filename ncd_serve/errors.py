@@ -37,7 +37,7 @@ class UsageError(NcdError):
 
 
 class DataError(NcdError):
-    """Files given by the user are missing, empty or unusable."""
+    """Error for files of the user that are missing, empty or unusable."""
 
     exit_code = 3
 
@@ -61,7 +61,7 @@ class MissingExtraError(NcdError):
 
     @classmethod
     def of(cls, extra: str, missing: str) -> MissingExtraError:
-        """The usual form: which package is missing and the command that brings it."""
+        """Return the usual error: the missing package, and the command that installs it."""
         return cls(f"this needs {missing}, which is not installed", hint=f"pip install 'ncd-serve[{extra}]'")
 
 
@@ -77,7 +77,7 @@ def needs_extra(extra: str) -> Iterator[None]:
 
 
 def did_you_mean(word: str, known: Iterable[str]) -> str:
-    """A hint with the nearest known word, or the list of them all."""
+    """Return a hint with the nearest known word, or with all known words."""
     known = sorted(known)
     near = get_close_matches(word, known, n=1)
     return f"did you mean '{near[0]}'?" if near else f"known: {', '.join(known)}"

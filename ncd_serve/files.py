@@ -63,7 +63,7 @@ def write_json(target: Path, content: Any) -> None:
 
 
 def sha256(path: Path) -> str:
-    """Hex digest of a file's bytes."""
+    """Return the SHA-256 hex digest of a file."""
     with path.open("rb") as stream:
         digest = hashlib.sha256()
         while chunk := stream.read(1 << 20):
@@ -72,7 +72,7 @@ def sha256(path: Path) -> str:
 
 
 def _beside(target: Path) -> Path:
-    """A hidden name in the folder of `target`, which is made if it is missing."""
+    """Return a hidden path in the folder of `target`, which is created if missing."""
     target.parent.mkdir(parents=True, exist_ok=True)
     return target.with_name(f".{target.name}.{secrets.token_hex(4)}")
 

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 Fit = Literal["typical", "unusual", "outlier"]
 FITS: tuple[Fit, ...] = get_args(Fit)
 _INNER_FENCE, _OUTER_FENCE = 1.5, 3.0  # interquartile ranges beyond a quartile, as Tukey drew them
-_MIN_OWN_IMAGES = 12  # images below which a cluster's own quartiles are not worth much: all clusters' are taken
+_MIN_OWN_IMAGES = 12  # clusters with fewer images use the quartiles of all clusters
 
 
 @dataclass(frozen=True)
@@ -33,7 +33,7 @@ class FitLimits:
     unusual_odds: Floats
 
     def judge(self, embeddings: Floats, cluster_ids: Ids, confidences: Floats) -> Ids:
-        """Numbers into `FITS`, [N]. Little confidence alone makes no outlier: the image may lie between clusters."""
+        """Return indices into `FITS` [N]. Low confidence alone makes no outlier: the image may lie between clusters."""
         distances = _distances(embeddings, self.centres[cluster_ids])
         unusual = (distances > self.unusual_distance[cluster_ids]) | (
             log_odds(confidences) < self.unusual_odds[cluster_ids]
@@ -42,7 +42,7 @@ class FitLimits:
 
 
 def calibrate(embeddings: Floats, cluster_ids: Ids, confidences: Floats, *, clusters: int) -> FitLimits:
-    """Limits from the images that the clusters were found in."""
+    """Return the limits from the images that the clusters were found in."""
     units = directions(embeddings)
     centres = np.stack([directions(units[cluster_ids == number].sum(0)) for number in range(clusters)])
     distances = _distances(embeddings, centres[cluster_ids])
@@ -59,7 +59,7 @@ def calibrate(embeddings: Floats, cluster_ids: Ids, confidences: Floats, *, clus
 
 
 def log_odds(confidences: Floats) -> Floats:
-    """Log odds of probabilities: confidences crowd below 1, where their quartiles would say nothing."""
+    """Return log odds of probabilities: confidences crowd below 1, where their quartiles carry no information."""
     clipped = np.clip(confidences.astype(np.float64), 1e-6, 1 - 1e-6)
     odds: Floats = np.log(clipped / (1 - clipped)).astype(np.float32)
     return odds
@@ -71,7 +71,7 @@ def _fence(values: Floats, reach: float) -> float:
 
 
 def directions(vectors: Floats) -> Floats:
-    """Vectors [..., d] of length 1."""
+    """Return vectors [..., d] scaled to length 1."""
     return vectors / np.maximum(np.linalg.norm(vectors, axis=-1, keepdims=True), 1e-12)
 
 

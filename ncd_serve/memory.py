@@ -16,7 +16,7 @@ _PEAK = re.compile(r"^VmHWM:\s+(\d+) kB", re.MULTILINE)
 
 
 def peak_memory(pid: int | None = None) -> int:
-    """Most memory that a process has held so far, in bytes; None is this process.
+    """Return the peak memory of a process so far, in bytes; None is this process.
 
     0 for another process that has ended, or on systems without /proc.
     """
@@ -30,5 +30,5 @@ def peak_memory(pid: int | None = None) -> int:
 
 
 def rusage_memory(usage: resource.struct_rusage) -> int:
-    """Peak memory of a `struct_rusage` in bytes, where there is no /proc."""
+    """Return the peak memory of a `struct_rusage` in bytes, for systems without /proc."""
     return usage.ru_maxrss * (1 if sys.platform == "darwin" else 1024)

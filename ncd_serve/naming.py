@@ -1,4 +1,4 @@
-"""Names that a person gave to clusters: what `names.json` says, and what that makes of a bundle's labels.
+"""Names of clusters given by a person: the file `names.json`, and its effect on the labels of a bundle.
 
 Ids never change. A merged cluster hands its images to another one; those of a junk cluster are labelled `junk`.
 """
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
 State = Literal["known", "named", "merged", "junk", "unnamed"]
 JUNK = "junk"
-_LONGEST_NAME = 200
+_MAX_NAME_CHARACTERS = 200
 # What would break files that hold one name a line: control characters and line breaks.
 _FORBIDDEN = ("Cc", "Zl", "Zp")
 
@@ -30,8 +30,8 @@ def _usable(name: str) -> str:
     name = name.strip()
     if not name:
         raise ValueError("a name cannot be empty")
-    if len(name) > _LONGEST_NAME:
-        raise ValueError(f"a name has at most {_LONGEST_NAME} characters, not {len(name)}")
+    if len(name) > _MAX_NAME_CHARACTERS:
+        raise ValueError(f"a name has at most {_MAX_NAME_CHARACTERS} characters, not {len(name)}")
     if any(unicodedata.category(character) in _FORBIDDEN for character in name):
         raise ValueError("a name cannot hold line breaks or control characters")
     return name
@@ -56,15 +56,15 @@ class ClusterEntry(_Strict):
 
 
 class Names(_Strict):
-    """The content of `names.json`. Clusters that it does not mention keep what they have."""
+    """Content of `names.json`. Clusters without an entry stay as they are."""
 
-    checkpoint: str | None = None  # of the model whose clusters were looked at, where that is known
+    checkpoint: str | None = None  # of the model whose clusters are named, if known
     bundle: Path | None = None
     clusters: dict[int, ClusterEntry]
 
     @classmethod
     def read(cls, path: str | Path) -> Names:
-        """Open the file; DataError says what is wrong with it."""
+        """Read the file; raise DataError with the reason if it is invalid."""
         path = Path(path)
         try:
             return cls.model_validate_json(path.read_bytes())
@@ -75,12 +75,12 @@ class Names(_Strict):
 
     @classmethod
     def of(cls, bundle: Bundle) -> Names:
-        """Names, merges and junk of a bundle's clusters."""
+        """Return names, merges and junk marks of a bundle's clusters."""
         checkpoint = bundle.manifest.checkpoint or None
         return cls(checkpoint=checkpoint, bundle=bundle.folder.absolute(), clusters=_entries(bundle.manifest))
 
     def as_json(self) -> dict[str, Any]:
-        """Content of the file."""
+        """Return the content of the file."""
         clusters = {str(number): entry.model_dump(exclude_defaults=True) for number, entry in self.clusters.items()}
         return {**self.model_dump(mode="json"), "clusters": clusters}
 
@@ -103,7 +103,7 @@ class ClusterState(NamedTuple):
 
 
 def apply_names(manifest: BundleManifest, names: Names) -> Naming:
-    """The labels, merges and junk of a bundle after these names; DataError when they do not suit its clusters."""
+    """Return labels, merges and junk marks of a bundle after these names; raise DataError if they do not fit."""
     _check_model(manifest, names)
     defaults = default_names(manifest)
     entries = _entries(manifest) | _suitable(manifest, names.clusters)
@@ -119,7 +119,7 @@ def apply_names(manifest: BundleManifest, names: Names) -> Naming:
 
 
 def same_names(naming: Naming) -> dict[str, list[int]]:
-    """Names that several clusters have, merged and junk ones aside."""
+    """Return the names that several clusters have, except merged and junk ones."""
     owners: dict[str, list[int]] = defaultdict(list)
     for number, name in enumerate(naming.cluster_names):
         if number not in naming.merged and number not in naming.junk:
@@ -128,18 +128,18 @@ def same_names(naming: Naming) -> dict[str, list[int]]:
 
 
 def known_clusters(manifest: BundleManifest) -> int:
-    """Number of first clusters that are known classes, which keep their names."""
+    """Return the number of known classes among the first clusters, which keep their names."""
     return len(manifest.known_classes) if manifest.open_world else 0
 
 
 def default_names(manifest: BundleManifest) -> list[str]:
-    """Names of the clusters before anyone names them."""
+    """Return the default names of the clusters."""
     known = known_clusters(manifest)
     return manifest.known_classes[:known] + [f"cluster-{n}" for n in range(len(manifest.cluster_names) - known)]
 
 
 def cluster_states(manifest: BundleManifest) -> list[ClusterState]:
-    """State of every cluster, by id."""
+    """Return the state of every cluster, by id."""
     known = known_clusters(manifest)
     states: list[ClusterState] = []
     for number, (name, default) in enumerate(zip(manifest.cluster_names, default_names(manifest), strict=True)):
@@ -153,7 +153,7 @@ def cluster_states(manifest: BundleManifest) -> list[ClusterState]:
 
 
 def _entries(manifest: BundleManifest) -> Entries:
-    """Present entries of every cluster that may be named."""
+    """Return the current entries of all clusters that may be named."""
     return {
         number: ClusterEntry(name=name if state == "named" else None, merge_into=merged_into, junk=state == "junk")
         for number, name, state, merged_into in cluster_states(manifest)[known_clusters(manifest) :]
@@ -170,7 +170,7 @@ def _check_model(manifest: BundleManifest, names: Names) -> None:
 
 
 def _suitable(manifest: BundleManifest, entries: Entries) -> Entries:
-    """The entries, all of which are about clusters of this model that may be named."""
+    """Return the entries; raise DataError if one is about a cluster that does not exist or may not be named."""
     known = manifest.known_classes[: known_clusters(manifest)]
     for number, entry in entries.items():
         _check_id(number, f"cluster {number}", clusters=len(manifest.cluster_names))
@@ -190,7 +190,7 @@ def _last_target(start: int, entries: Entries, *, clusters: int) -> int:
         way.append(entry.merge_into)
         if len(set(way)) < len(way):
             raise DataError(
-                "merges go round in a circle: " + " into ".join(map(str, way)),
+                "merges form a circle: " + " into ".join(map(str, way)),
                 hint=f'leave one of them out; {{"{start}": {{}}}} undoes an earlier one',
             )
     if entry and entry.junk:

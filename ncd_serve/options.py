@@ -69,7 +69,7 @@ Seed = Annotated[int | None, typer.Option(help="Seed of all random choices."), S
 TensorBoard = Annotated[
     bool, typer.Option("--tensorboard", help="Write figures for TensorBoard too."), Sets("report.tensorboard")
 ]
-Trunk = Annotated[str | None, typer.Option(help="The network, e.g. resnet50 or cifar_resnet18."), Sets("model.trunk")]
+Trunk = Annotated[str | None, typer.Option(help="The backbone, e.g. resnet50 or cifar_resnet18."), Sets("model.trunk")]
 PretrainImages = Annotated[
     AnyPath | None,
     typer.Option("--images", "--unlabelled", help="Your images, flat or nested."),

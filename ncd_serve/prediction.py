@@ -25,7 +25,7 @@ class Candidate(NamedTuple):
 
 @dataclass(frozen=True)
 class Prediction:
-    """An image and its cluster, or the reason why there is none.
+    """Row of an image: its cluster, or the reason why there is none.
 
     An `unsure` row has the likeliest cluster too, but less confidence than was asked for.
     """
@@ -36,13 +36,13 @@ class Prediction:
     cluster_name: str | None = None
     confidence: float | None = None
     margin: float | None = None
-    fit: Fit | None = None  # whether it is like the cluster's images; None where the model cannot tell
+    fit: Fit | None = None  # similarity to the cluster's images; None if the model has no such output
     top_k: list[Candidate] = field(default_factory=list)
     error: str | None = None
 
     @classmethod
     def failed(cls, path: str, error: str) -> Prediction:
-        """The row of an image that could not be read."""
+        """Return the row of an image that could not be read."""
         return cls(path=path, status="error", error=error)
 
     @classmethod
@@ -56,7 +56,7 @@ class Prediction:
         top_k: int,
         min_confidence: float = 0.0,
     ) -> Prediction:
-        """The row of an image with cluster probabilities [C]; `margin` is the lead over the second cluster."""
+        """Return the row of an image with cluster probabilities [C]; `margin` is the lead over the second cluster."""
         order = np.argsort(-probabilities, kind="stable")
         ranked = [Candidate(int(i), names[i], float(probabilities[i])) for i in order[: max(top_k, 2)]]
         best = ranked[0]

@@ -57,7 +57,7 @@ def _decoder(data: bytes) -> Image.Image:
 
 
 def to_array(image: Image.Image, spec: PreprocessSpec) -> NDArray[np.uint8]:
-    """An RGB image to uint8 [resolution, resolution, 3]."""
+    """Convert an RGB image to uint8 [resolution, resolution, 3]."""
     scale = spec.resize / min(image.size)
     size = (max(spec.resolution, round(image.width * scale)), max(spec.resolution, round(image.height * scale)))
     if size[0] * size[1] > MAX_PIXELS:  # its short side was so short that the long one grows beyond reason
@@ -69,12 +69,12 @@ def to_array(image: Image.Image, spec: PreprocessSpec) -> NDArray[np.uint8]:
 
 
 def load_array(source: Path | bytes | Image.Image, spec: PreprocessSpec) -> NDArray[np.uint8]:
-    """An image file or an image in memory to uint8 [resolution, resolution, 3]."""
+    """Load an image file or an image in memory as uint8 [resolution, resolution, 3]."""
     return to_array(open_image(source, at_least=spec.resize), spec)
 
 
 def read_image(source: Path | bytes) -> bytes:
-    """The bytes of an untrusted image file, or DataError with the reason."""
+    """Return the bytes of an untrusted image file; raise DataError with the reason if it is unusable."""
     try:
         size = len(source) if isinstance(source, bytes) else source.stat().st_size
         if not 0 < size <= MAX_BYTES:

@@ -26,7 +26,7 @@ class Progress:
         self.console = console
 
     def say(self, text: str, *, style: str | None = None) -> None:
-        """Print a line as it is: no markup, no line breaks."""
+        """Print a line unchanged: no markup, no line breaks."""
         self.console.print(text, style=style, markup=False, highlight=False, soft_wrap=True)
 
     def status(self, text: str) -> AbstractContextManager[object]:
@@ -43,7 +43,7 @@ class Progress:
 
     @contextmanager
     def bar(self, description: str, total: int | None, done: int = 0) -> Iterator[Advance]:
-        """Yield a function that moves a bar by so many steps and says what is being done."""
+        """Yield a function that advances a bar by a number of steps and shows a description."""
         if self.console.quiet:
             yield lambda _steps, _description: None
         elif self.console.is_jupyter:

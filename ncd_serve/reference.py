@@ -20,14 +20,14 @@ if TYPE_CHECKING:
     Floats = NDArray[np.float32]
 
 REFERENCE = "reference.npz"
-MOST_IMAGES = 10_000  # embeddings of more would outweigh the model
+MAX_IMAGES = 10_000  # embeddings of more would outweigh the model
 
 
 @dataclass(frozen=True)
 class Reference:
     """Unlabelled training images, all of them or an even sample."""
 
-    checkpoint: str  # identifies the state of the model that looked at them: names and bundles carry it too
+    checkpoint: str  # identifies the state of the model; names and bundles have it as well
     root: Path  # where the images were
     paths: list[str]  # below it
     cluster_ids: Ids  # [N]
@@ -37,9 +37,9 @@ class Reference:
     known_classes: list[str]
     known_clusters: int  # how many of the first clusters are known classes: all or none
     counts: Ids  # [C] images of every cluster, sampled or not
-    truth: list[str]  # true classes by name, for reports alone; empty where nobody knows them
+    truth: list[str]  # names of true classes, only for reports; empty if they are not known
     # [C] the true class that each cluster is matched with, "" for none, by all images, sampled or not. For reports
-    # alone; empty where nobody knows true classes, and in files of older versions.
+    # alone; empty if true classes are not known, and in files of older versions.
     matched: list[str] = field(default_factory=list)
 
     @property
@@ -48,16 +48,16 @@ class Reference:
         return len(self.counts)
 
     def limits(self) -> FitLimits:
-        """Limits of fit, calibrated on these images."""
+        """Return the limits of fit, calibrated on these images."""
         return calibrate(self.embeddings, self.cluster_ids, self.confidences, clusters=self.clusters)
 
     def files(self, root: Path | None = None) -> list[Path]:
-        """The images, below the folder where they were or another one."""
+        """Return the image files, below their original folder or another one."""
         return [(root or self.root) / path for path in self.paths]
 
     def sampled(self) -> Reference:
-        """At most `MOST_IMAGES` of them, evenly spread."""
-        rows = np.arange(0, len(self.paths), -(-len(self.paths) // MOST_IMAGES))
+        """Return a reference with at most `MAX_IMAGES` images, evenly spread."""
+        rows = np.arange(0, len(self.paths), -(-len(self.paths) // MAX_IMAGES))
         if len(rows) == len(self.paths):
             return self
         return replace(

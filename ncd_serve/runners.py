@@ -43,14 +43,14 @@ _LOG_WARNINGS, _LOG_FATAL = 2, 4
 
 
 class Answer(NamedTuple):
-    """Outputs of a model for a batch of images: those of `contract.OUTPUTS` that rows are made of, by name."""
+    """Outputs of a model for a batch of images: those of `contract.OUTPUTS` that rows contain, by name."""
 
     probabilities: NDArray[np.float32]  # of the clusters, [N, C]
     fit: NDArray[np.int64] | None = None  # numbers into `fit.FITS`, [N]; models of older versions have none
 
 
 class Runner(Protocol):
-    """A model, wherever it runs, with what is needed to ask it; it may be asked by `in_flight` threads at once."""
+    """Interface of a model, local or served, with the facts for requests; `in_flight` threads may call it at once."""
 
     preprocess: PreprocessSpec
     cluster_names: list[str]
@@ -66,20 +66,20 @@ class Session(Protocol):
     """The part of onnxruntime.InferenceSession that we use."""
 
     def run(self, names: list[str], feeds: dict[str, NDArray[np.uint8]]) -> list[NDArray[np.generic]]:
-        """Outputs by name for the given inputs."""
+        """Return outputs by name for the given inputs."""
         ...
 
     def get_outputs(self) -> list[Any]:
-        """Outputs of the model; each has a `name`."""
+        """Return the outputs of the model; each has a `name`."""
         ...
 
     def get_providers(self) -> list[str]:
-        """Execution providers, first the one that computes most."""
+        """Return the execution providers, the main one first."""
         ...
 
 
 def open_session(model: Path, *, threads: int = 0, device: Device = Device.CPU) -> Session:
-    """An ONNX Runtime session on a device that was asked for, or MissingExtraError; 0 threads is one for each core."""
+    """Open an ONNX Runtime session on a device; raise MissingExtraError if it cannot. 0 threads is one per core."""
     import onnxruntime as ort
 
     options = ort.SessionOptions()
@@ -155,7 +155,7 @@ def _device(name: Device | str) -> Device:
 
 @contextmanager
 def open_bundle(bundle: str | Path, *, device: Device, progress: Progress) -> Iterator[OnnxRunner]:
-    """Yield a bundle's model in this process, and say what it runs on."""
+    """Yield a bundle's model in this process, and print its device."""
     runner = OnnxRunner(bundle, device=device)
     where = runner.provider.removesuffix("ExecutionProvider")
     why = " (CUDA cannot be used here)" if device is Device.AUTO and where == "CPU" else ""

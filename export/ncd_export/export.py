@@ -38,22 +38,22 @@ from ncd_serve.progress import Progress
 from ncd_serve.reference import REFERENCE, Reference
 
 _PACKAGES = ("ncd-serve", "torch", "onnx")
-_VERIFIED, _CALIBRATED, _CALIBRATION_BATCH = 256, 128, 8
+_VERIFICATION_IMAGES, _CALIBRATION_IMAGES, _CALIBRATION_BATCH = 256, 128, 8
 
 
 @dataclass(frozen=True)
 class ExportOptions:
-    """Settings of an export: checkpoint, precision, device, and the versions that stay in the repository."""
+    """Settings of an export: checkpoint, precision, device, and versions to keep in the repository."""
 
     checkpoint: Path | None = None  # None: the newest
     precision: Precision | str = Precision.FP32
-    min_agreement: float = 0.98  # share of images that fewer bits must leave in their cluster
+    min_agreement: float = 0.98  # smallest share of images with the same cluster as in fp32
     hardware: Hardware = THIS_CPU
     replace: bool = False
     keep: int | None = None
 
     def check(self) -> None:
-        """Raise UsageError for what does not fit together."""
+        """Raise UsageError if the device cannot serve the precision."""
         precision_for(self.precision, self.hardware.device)
 
     @property
@@ -81,7 +81,7 @@ def export_run(
     progress: Progress,
     options: ExportOptions | None = None,
 ) -> Exported:
-    """Write the bundle and add it to the repository, or leave both as they were."""
+    """Write the bundle and add it to the repository, or change neither."""
     out, repository = Path(out), Path(repository)
     options = options or ExportOptions()
     options.check()
@@ -90,18 +90,18 @@ def export_run(
     state = load_state(setup, options.checkpoint or run.checkpoint)
     planned = setup.config.optim.epochs
     if state.epoch < planned:
-        progress.say(f"this is the state after {state.epoch} of {planned} epochs", style="yellow")
+        progress.say(f"exporting the state after {state.epoch} of {planned} epochs", style="yellow")
     with disk_errors_as_data_errors(out), atomic_directory(out) as folder:
         reference = _write_reference(setup, run, state, options, folder / REFERENCE, progress)
         graph = ExportGraph(state.model, reference.limits()).cpu().eval()
-        manifest = _describe(setup, run, options, state, checkpoint=reference.checkpoint)
+        manifest = _bundle_manifest(setup, run, options, state, checkpoint=reference.checkpoint)
         verification, agreement = _write_model(graph, folder / MODEL, manifest, setup, options, progress)
         # Scores are those of the finished run.
         scored = options.checkpoint is None and state.epoch == planned
         write_text(folder / CARD, render_card(manifest, setup, run.read_summary(), agreement, scored=scored))
         _write_facts(folder, manifest, verification, agreement)
         if keep_names(out, Bundle.read(folder)):
-            progress.say("the clusters keep the names, merges and junk that the bundle had")
+            progress.say("the clusters keep the names, merges and junk marks of the previous bundle")
         version_folder = add_to_repository(
             Bundle.read(folder),
             repository,
@@ -116,7 +116,7 @@ def export_run(
 def _write_facts(
     folder: Path, manifest: BundleManifest, verification: Verification, agreement: Agreement | None
 ) -> None:
-    """Write verification, labels and, last of all, the manifest with the hashes of all other files."""
+    """Write verification, labels and, last, the manifest with the hashes of all other files."""
     compared = {**verification.as_dict(), "agreement": asdict(agreement) if agreement else None}
     write_json(folder / VERIFICATION, compared)
     write_text(folder / LABELS, "".join(f"{label}\n" for label in manifest.cluster_names))
@@ -127,13 +127,16 @@ def _write_facts(
 def _write_reference(
     setup: Setup, run: RunDir, state: TrainState, options: ExportOptions, target: Path, progress: Progress
 ) -> Reference:
-    """Copy the run's reference if it is of the exported state, else make one; read back, as the file rounds."""
+    """Copy the run's reference if it belongs to the exported state, else make one; return it as read from the file.
+
+    The file rounds, and all users of the bundle must see the same values.
+    """
     checkpoint = options.checkpoint or run.checkpoint
     if run.reference.is_file() and Reference.read(run.reference).checkpoint == checkpoint_id(checkpoint):
         shutil.copyfile(run.reference, target)
     else:
         data, paths = setup.config.data, setup.manifest.unlabelled
-        what = "looking at the unlabelled images"
+        what = "evaluating unlabelled images"
         outputs = run_model(state.model, paths, data.preprocess, workers=data.workers, track=progress.track, what=what)
         open_world = setup.config.model.heads == "open_world"
         reference = to_reference(outputs, setup.manifest, checkpoint=checkpoint, clusters_are_classes=open_world)
@@ -149,9 +152,9 @@ def _write_model(
     options: ExportOptions,
     progress: Progress,
 ) -> tuple[Verification, Agreement | None]:
-    """The ONNX file in the precision that was asked for; fp32 is compared with torch, fewer bits with fp32."""
+    """Write the ONNX file in the requested precision; fp32 is compared with torch, fewer bits with fp32."""
     facts = {key: getattr(manifest, key) for key in ("bundle_id", "dataset", "method", "precision")}
-    with progress.status("translating to ONNX"):
+    with progress.status("converting to ONNX"):
         write_onnx(graph, model, resolution=manifest.preprocess.resolution, metadata={**facts, **manifest.versions})
     images = _load(_compared(setup), setup, progress)
     verification = verify(graph, model, images, max_batch=MAX_BATCH, track=progress.track)
@@ -163,7 +166,7 @@ def _write_model(
 def _reduce(
     model: Path, names: tuple[str, ...], images: Images, setup: Setup, options: ExportOptions, progress: Progress
 ) -> Agreement:
-    """Replace the model by one of fewer bits, if both agree."""
+    """Replace the model by one of fewer bits if both agree."""
     reduced = model.with_name("reduced.onnx")
     assert options.kind.reduce is not None
     calibration = _calibration(setup) if options.kind.calibrated else []
@@ -193,17 +196,17 @@ def _calibration_batches(paths: Sequence[Path], setup: Setup, description: str, 
 
 
 def _compared(setup: Setup) -> list[Path]:
-    return _spread(setup.manifest.unlabelled, _VERIFIED)
+    return _spread(setup.manifest.unlabelled, _VERIFICATION_IMAGES)
 
 
 def _calibration(setup: Setup) -> list[Path]:
-    """Training images for calibration; none of them is used for the comparison."""
+    """Return training images for calibration; none of them is used for the comparison."""
     compared = set(_compared(setup))
-    return _spread([path for path in setup.manifest.images if path not in compared], _CALIBRATED)
+    return _spread([path for path in setup.manifest.images if path not in compared], _CALIBRATION_IMAGES)
 
 
 def _spread(paths: Sequence[Path], most: int) -> list[Path]:
-    """Take at most `most` paths, evenly spread, so that every cluster has a chance."""
+    """Return at most `most` paths, evenly spread, so that all clusters are likely to be among them."""
     return list(paths[:: max(1, -(-len(paths) // most))])
 
 
@@ -212,7 +215,7 @@ def _load(paths: Sequence[Path], setup: Setup, progress: Progress) -> Images:
     return np.stack([load_array(path, spec) for path in progress.track(paths, "reading images", len(paths))])
 
 
-def _describe(
+def _bundle_manifest(
     setup: Setup, run: RunDir, options: ExportOptions, state: TrainState, *, checkpoint: str
 ) -> BundleManifest:
     config, manifest = setup.config, setup.manifest
@@ -242,14 +245,14 @@ def _describe(
             "unlabelled_images": len(manifest.unlabelled),
             "view_bytes": view_bytes(state.model.trunk, config.data.resolution),
         },
-        # One package under several names, which depend on the platform.
+        # onnxruntime has a different package name on each platform.
         versions={**{name: version(name) for name in _PACKAGES}, "onnxruntime": onnxruntime.__version__},
         sha256={},
     )
 
 
 def _check_output(out: Path) -> None:
-    """Raise DataError unless `out` is free, empty or a bundle, and its folder can be written."""
+    """Raise DataError unless `out` is new, empty or a bundle, and its folder can be written."""
     if out.exists() and not (out / MANIFEST).is_file() and not (out.is_dir() and not any(out.iterdir())):
-        raise DataError(f"{out} is there already and is not a bundle", hint="choose another --out")
+        raise DataError(f"{out} exists and is not a bundle", hint="choose another --out")
     check_writable(out.absolute().parent)

@@ -1,6 +1,6 @@
-"""The exported graph: trunk, first branch and cluster head, without banks, dictionary, other branch and known head.
+"""Exported graph: trunk, first branch and cluster head, without banks, dictionary, other branch and known head.
 
-A head over known and novel classes is exported too, since it tells them apart.
+A head over known and novel classes is exported as well, since it separates them.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from ncd_serve.fit import FitLimits
 
 
 class ExportGraph(OnnxGraph):
-    """uint8 images [N, H, W, 3] to the outputs of the served graph, by the table `contract.OUTPUTS`."""
+    """Served graph from uint8 images [N, H, W, 3] to the outputs of the table `contract.OUTPUTS`."""
 
     def __init__(self, model: DualBranchModel, limits: FitLimits | None = None) -> None:
         super().__init__()
@@ -28,7 +28,7 @@ class ExportGraph(OnnxGraph):
 
     @property
     def output_names(self) -> tuple[str, ...]:
-        """Names of its outputs, in the order of `forward`."""
+        """Names of the outputs, in the order of `forward`."""
         has = {
             "class_id": self.tells_known_from_novel,
             "is_novel": self.tells_known_from_novel,
@@ -37,7 +37,7 @@ class ExportGraph(OnnxGraph):
         return tuple(output.name for output in OUTPUTS if not output.optional or has[output.name])
 
     def forward(self, image: Tensor) -> dict[str, Tensor]:
-        """Images as they come from a file: channels last, values 0 to 255."""
+        """Return the outputs for decoded images: channels last, values 0 to 255."""
         embedding = self.tail(self.trunk.stages(self._normalised(image))).embedding
         probabilities = torch.softmax(self.cluster_head(embedding), dim=1)
         confidence, cluster_id = probabilities.max(dim=1)
@@ -56,7 +56,7 @@ class ExportGraph(OnnxGraph):
         return {name: answer[name] for name in self.output_names}
 
     def _normalised(self, image: Tensor) -> Tensor:
-        """Normalise pixels as the trunk does, but a row at a time: channels last, three values at a time are slow."""
+        """Normalise pixels as the trunk does, but by whole rows: with channels last, three values at once are slow."""
         width = image.shape[2]
         mean, std = (moment.flatten().repeat(width) for moment in (self.trunk.mean, self.trunk.std))
         rows = (image.flatten(2).float() - mean) / std
@@ -64,7 +64,7 @@ class ExportGraph(OnnxGraph):
 
 
 class FitGraph(nn.Module):
-    """`FitLimits.judge` as a part of the graph, so that every client of a served model is told."""
+    """Fit of an image to its cluster, `FitLimits.judge` as a part of the graph."""
 
     centres: Tensor
     unusual_distance: Tensor
@@ -77,7 +77,7 @@ class FitGraph(nn.Module):
             self.register_buffer(name, torch.from_numpy(values))
 
     def forward(self, embedding: Tensor, cluster_id: Tensor, confidence: Tensor) -> Tensor:
-        """0, 1 or 2 for each image."""
+        """Return the fit of each image: 0 typical, 1 unusual, 2 outlier."""
         distance = 1 - nn.functional.cosine_similarity(embedding, self.centres[cluster_id])
         odds = torch.logit(confidence, eps=1e-6)
         unusual = (distance > self.unusual_distance[cluster_id]) | (odds < self.unusual_odds[cluster_id])

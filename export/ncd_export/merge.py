@@ -1,7 +1,7 @@
-"""Merged clusters in the served graph: a tail that adds the probabilities of one cluster to those of another.
+"""Merged clusters in the served graph: appended nodes add the probabilities of one cluster to those of another.
 
-The graph itself goes on with what it computed before, under other names. So a merge can be taken back: without the tail
-the graph is the one that was exported and verified.
+The exported graph is unchanged apart from the names of its outputs. So a merge can be undone: without the appended
+nodes, the graph is the one that was exported and verified.
 """
 
 from __future__ import annotations
@@ -18,22 +18,22 @@ if TYPE_CHECKING:
 
     from numpy.typing import NDArray
 
-_TAIL, _BEFORE = "merge/", "unmerged/"
-_CHANGED = tuple(output.name for output in OUTPUTS if output.merged)
+_NODE_PREFIX, _UNMERGED_PREFIX = "merge/", "unmerged/"
+_CHANGED_OUTPUTS = tuple(output.name for output in OUTPUTS if output.merged)
 
 
 def set_merges(graph: GraphProto, merged: Mapping[int, int], *, known: int) -> None:
-    """Give the images of each key to the cluster that it is mapped to; what was merged before is taken back first.
+    """Merge each cluster that is a key of `merged` into its value; earlier merges are undone first.
 
-    `known` is the number of known classes: a graph that answers with classes has them before the clusters.
+    `known` is the number of known classes, which come before the clusters in a graph with class ids.
     """
-    _take_back(graph)
+    _undo(graph)
     if not merged:
         return
     answers = {output.name: output.type.tensor_type.shape for output in graph.output}
-    _rename(graph, {name: _BEFORE + name for name in _CHANGED if name in answers})
+    _rename(graph, {name: _UNMERGED_PREFIX + name for name in _CHANGED_OUTPUTS if name in answers})
     sums = _sums(answers["probabilities"].dim[1].dim_value, merged)
-    _add(graph, "MatMul", [_BEFORE + "probabilities", _store(graph, "clusters", sums)], "probabilities")
+    _add(graph, "MatMul", [_UNMERGED_PREFIX + "probabilities", _store(graph, "clusters", sums)], "probabilities")
     _add(graph, "ArgMax", ["probabilities"], "cluster_id", axis=1, keepdims=0)
     _add(graph, "ReduceMax", ["probabilities", _store(graph, "axis", np.array([1]))], "confidence", keepdims=0)
     if "class_id" in answers:
@@ -41,11 +41,11 @@ def set_merges(graph: GraphProto, merged: Mapping[int, int], *, known: int) -> N
 
 
 def _add_class(graph: GraphProto, sums: NDArray[np.float32], known: int) -> None:
-    (decision,) = (node for node in graph.node if _BEFORE + "class_id" in node.output)
+    (decision,) = (node for node in graph.node if _UNMERGED_PREFIX + "class_id" in node.output)
     if decision.op_type == "ArgMax":  # of a joint head, with probabilities of its own
         classes = np.eye(known + len(sums), dtype=np.float32)
         classes[known:, known:] = sums
-        before, after = _TAIL + "class_probabilities", _TAIL + "merged_class_probabilities"
+        before, after = _NODE_PREFIX + "class_probabilities", _NODE_PREFIX + "merged_class_probabilities"
         _add(graph, "Softmax", [decision.input[0]], before, axis=1)
         _add(graph, "MatMul", [before, _store(graph, "classes", classes)], after)
         _add(graph, "ArgMax", [after], "class_id", axis=1, keepdims=0)
@@ -55,15 +55,15 @@ def _add_class(graph: GraphProto, sums: NDArray[np.float32], known: int) -> None
 
 
 def _sums(clusters: int, merged: Mapping[int, int]) -> NDArray[np.float32]:
-    """[C, C]: row by row, the cluster that a cluster's probability is added to."""
+    """Return the matrix [C, C] that adds the probability of each cluster (row) to its target (column)."""
     return np.eye(clusters, dtype=np.float32)[[merged.get(number, number) for number in range(clusters)]]
 
 
-def _take_back(graph: GraphProto) -> None:
+def _undo(graph: GraphProto) -> None:
     for part in (graph.node, graph.initializer):
-        while part and part[-1].name.startswith(_TAIL):
+        while part and part[-1].name.startswith(_NODE_PREFIX):
             part.pop()
-    _rename(graph, {_BEFORE + name: name for name in _CHANGED})
+    _rename(graph, {_UNMERGED_PREFIX + name: name for name in _CHANGED_OUTPUTS})
 
 
 def _rename(graph: GraphProto, names: Mapping[str, str]) -> None:
@@ -73,9 +73,9 @@ def _rename(graph: GraphProto, names: Mapping[str, str]) -> None:
 
 
 def _add(graph: GraphProto, kind: str, inputs: list[str], output: str, **attributes: Any) -> None:
-    graph.node.append(helper.make_node(kind, inputs, [output], name=_TAIL + output, **attributes))
+    graph.node.append(helper.make_node(kind, inputs, [output], name=_NODE_PREFIX + output, **attributes))
 
 
 def _store(graph: GraphProto, name: str, values: NDArray[np.generic]) -> str:
-    graph.initializer.append(numpy_helper.from_array(values, _TAIL + name))
-    return _TAIL + name
+    graph.initializer.append(numpy_helper.from_array(values, _NODE_PREFIX + name))
+    return _NODE_PREFIX + name

@@ -1,4 +1,4 @@
-"""MODEL_CARD.md: what the model is, what it was trained on, what it is good for and what not."""
+"""Model card of a bundle, MODEL_CARD.md: training data, scores, intended use and limits."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ _DATA_LICENCES = {
 def render_card(
     manifest: BundleManifest, setup: Setup, summary: Summary, agreement: Agreement | None, *, scored: bool
 ) -> str:
-    """The card; `scored`: the summary's scores are those of the exported state."""
+    """Return the model card; `scored`: the scores in the summary are those of the exported state."""
     environment = Environment(loader=PackageLoader("ncd_export"), undefined=StrictUndefined, trim_blocks=True)
     return environment.get_template("model_card.md.jinja").render(
         manifest=manifest,
@@ -46,4 +46,4 @@ def render_card(
 
 def _data_licence(dataset: str | None) -> str:
     known = [text for name, text in _DATA_LICENCES.items() if dataset and dataset.startswith(name)]
-    return known[0] if known else "the user's own images: state their licence here before you pass the model on"
+    return known[0] if known else "the user's own images: state their licence here before you distribute the model"

@@ -1,6 +1,6 @@
-"""Precisions of an exported model: fp32 as it was trained, fp16 for GPUs, int8 for CPUs.
+"""Precisions of an exported model: fp32 as trained, fp16 for GPUs, int8 for CPUs.
 
-Nodes after the embedding are few and stay in fp32.
+The few nodes after the embedding stay in fp32.
 """
 
 from __future__ import annotations
@@ -27,12 +27,12 @@ Batches = Iterable[NDArray[np.uint8]]
 
 
 def to_fp16(source: Path, target: Path, _batches: Batches = ()) -> None:
-    """Write the model with weights and activations of half precision; its inputs and outputs stay what they are."""
+    """Write the model with weights and activations in half precision; inputs and outputs keep their types."""
     model = onnx.load(source)
     heads = _heads(model.graph)
     trunk = onnx.utils.Extractor(model).extract_model(["image"], ["embedding"])
     with _quiet():
-        # Cut off before, since nodes that the converter is told to leave alone still hand on half precision.
+        # The heads are cut off first, since nodes that the converter excludes still pass on half precision.
         reduced = convert_float_to_float16(trunk, keep_io_types=True)
     wanted = {name for node in heads for name in node.input} - {tensor.name for tensor in reduced.graph.initializer}
     reduced.graph.node.extend(heads)
@@ -43,7 +43,7 @@ def to_fp16(source: Path, target: Path, _batches: Batches = ()) -> None:
 
 
 def to_int8(source: Path, target: Path, batches: Batches) -> None:
-    """Write the model with weights and activations of 8 bits, whose ranges are those on the given images."""
+    """Write the model with weights and activations in 8 bits, with ranges calibrated on the given images."""
     fp32 = onnx.load(source)
     with _quiet():
         quantize_static(
@@ -62,28 +62,28 @@ def to_int8(source: Path, target: Path, batches: Batches) -> None:
 
 
 def _save(model: onnx.ModelProto, target: Path, *, like: onnx.ModelProto) -> None:
-    """Write a model that was made from another, with the facts about its origin."""
+    """Write a converted model with the metadata of the original."""
     onnx.helper.set_model_props(model, {entry.key: entry.value for entry in like.metadata_props})
     onnx.checker.check_model(model, full_check=True)
     onnx.save(model, target)
 
 
 class _Calibration(CalibrationDataReader):  # type: ignore[misc]  # untyped
-    """Batches of images as the quantiser asks for them."""
+    """Reader of calibration batches for the quantiser."""
 
     def __init__(self, batches: Batches) -> None:
         self._batches = iter(batches)
 
     def get_next(self) -> dict[str, NDArray[np.uint8]] | None:
-        """The next batch, or None at the end."""
+        """Return the next batch, or None at the end."""
         batch = next(self._batches, None)
         return None if batch is None else {"image": batch}
 
 
 def _heads(graph: onnx.GraphProto) -> list[onnx.NodeProto]:
-    """The nodes that the embedding does not need."""
+    """Return the nodes that the embedding does not depend on."""
     needed, nodes = {"embedding"}, []
-    for node in reversed(graph.node):  # which are in the order of their execution
+    for node in reversed(graph.node):  # sorted in execution order
         if needed.intersection(node.output):
             needed.update(node.input)
         else:
@@ -93,7 +93,7 @@ def _heads(graph: onnx.GraphProto) -> list[onnx.NodeProto]:
 
 @contextmanager
 def _quiet() -> Iterator[None]:
-    """The converters recommend steps that the exporter has taken already, and warn of every tiny weight."""
+    """Suppress messages of the converters: advice that the exporter already follows, and warnings of tiny weights."""
     logging.disable(logging.WARNING)
     try:
         with warnings.catch_warnings():
@@ -104,20 +104,20 @@ def _quiet() -> Iterator[None]:
 
 
 class PrecisionKind(NamedTuple):
-    """Row of the registry: the function that makes a precision, and the devices that may serve it."""
+    """Entry of the registry: the function that converts to a precision, and the devices that can serve it."""
 
     reduce: Callable[[Path, Path, Batches], None] | None  # fp32 file, new file, calibration batches; None: as exported
     calibrated: bool
     devices: tuple[Device, ...]
-    refusal: str = ""  # why not on other devices
-    instead: str = ""  # what to use there
+    refusal: str = ""  # reason against other devices
+    instead: str = ""  # hint for them
 
 
-# A new precision is a row here, its function above, and its name in `contract.Precision`.
+# A new precision needs an entry here, its function above, and its name in `contract.Precision`.
 PRECISIONS = {
     Precision.FP32: PrecisionKind(None, calibrated=False, devices=("cpu", "cuda", "tensorrt")),
     Precision.FP16: PrecisionKind(to_fp16, calibrated=False, devices=("cpu", "cuda", "tensorrt")),
-    # TensorRT takes symmetric activations alone, CPUs are fastest with unsigned ones.
+    # TensorRT supports symmetric activations only, CPUs are fastest with unsigned ones.
     Precision.INT8: PrecisionKind(
         to_int8,
         calibrated=True,
@@ -129,7 +129,7 @@ PRECISIONS = {
 
 
 def precision_for(name: Precision | str, device: str) -> Precision:
-    """The precision of this name, or UsageError: there is none, or it may not be served on the device."""
+    """Return the precision of this name; raise UsageError if there is none, or the device cannot serve it."""
     try:
         precision = Precision(name)
     except ValueError:

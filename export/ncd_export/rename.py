@@ -1,4 +1,4 @@
-"""A bundle with other names: written anew, and added to a repository as the next version. Needs onnx, but no torch."""
+"""Renamed bundles: written again with new names, and added to a repository as the next version. Needs no torch."""
 
 from __future__ import annotations
 
@@ -26,20 +26,20 @@ from ncd_serve.naming import ClusterState, Names, Naming, apply_names, cluster_s
 if TYPE_CHECKING:
     from pathlib import Path
 
-_SECTION = re.compile(r"\n## Names\n.*?(?=\n## |\Z)", re.DOTALL)
+_NAMES_SECTION = re.compile(r"\n## Names\n.*?(?=\n## |\Z)", re.DOTALL)
 _MARKDOWN = re.compile(r"([\\`*_\[\]<>|#~&])")
 
 
 def rename_bundle(
     bundle: Bundle, naming: Naming, *, repository: Path, name: str, keep: int | None = None
 ) -> tuple[Bundle, Path]:
-    """Write the bundle anew and add it to the repository, or leave both as they were; also the version's folder."""
+    """Rewrite the bundle and add it to the repository, or change neither; return it with the folder of the version."""
     out = bundle.folder.resolve()
     check_place(repository, name)
     check_writable(out.parent)
     hardware = hardware_of(repository, name)
     with disk_errors_as_data_errors(out), atomic_directory(out) as folder:
-        shutil.copytree(out, folder, dirs_exist_ok=True)  # whatever else its owner keeps there, too
+        shutil.copytree(out, folder, dirs_exist_ok=True)  # including files that the user added
         _rewrite(folder, bundle.manifest, naming)
         renamed = Bundle.read(folder)
         version = add_to_repository(renamed, repository, name=name, hardware=hardware, keep=keep)
@@ -47,10 +47,10 @@ def rename_bundle(
 
 
 def keep_names(old: Path, fresh: Bundle) -> bool:
-    """Give a new export the names of the bundle that it replaces; False when that has none for the same state."""
+    """Apply the names of the bundle that an export replaces; return False if it has none for the same checkpoint."""
     try:
         names = Names.of(Bundle.read(old))
-    except DataError:  # there is none, or a damaged one
+    except DataError:  # no bundle, or a damaged one
         return False
     if names.checkpoint != fresh.manifest.checkpoint:
         return False
@@ -71,7 +71,7 @@ def _rewrite(folder: Path, old: BundleManifest, naming: Naming) -> None:
     card = (folder / CARD).read_text(encoding="utf-8")
     for key, value in identity.items():
         card = card.replace(getattr(old, key), value)
-    write_text(folder / CARD, _SECTION.sub("", card) + _names_section(new))
+    write_text(folder / CARD, _NAMES_SECTION.sub("", card) + _names_section(new))
     hashes = {file: sha256(folder / file) for file in old.sha256}
     write_text(folder / MANIFEST, new.model_copy(update={"sha256": hashes}).model_dump_json(indent=2) + "\n")
 
@@ -86,12 +86,12 @@ def _rewrite_model(path: Path, manifest: BundleManifest) -> None:
 
 
 def _names_section(manifest: BundleManifest) -> str:
-    said = [cluster for cluster in cluster_states(manifest) if cluster.state in ("named", "merged", "junk")]
-    rows = "".join(f"| {cluster.cluster_id} | {_in_words(cluster)} |\n" for cluster in said)
+    named = [cluster for cluster in cluster_states(manifest) if cluster.state in ("named", "merged", "junk")]
+    rows = "".join(f"| {cluster.cluster_id} | {_in_words(cluster)} |\n" for cluster in named)
     intro = (
-        "\n## Names\nGiven by a person who looked at the clusters, not by the model.\n\n| cluster | name |\n|---|---|\n"
+        "\n## Names\nGiven by a person who inspected the clusters, not by the model.\n\n| cluster | name |\n|---|---|\n"
     )
-    return intro + rows if said else ""
+    return intro + rows if named else ""
 
 
 def _in_words(cluster: ClusterState) -> str:

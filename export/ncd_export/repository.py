@@ -1,4 +1,4 @@
-"""A model's folder in a Triton repository: config.pbtxt, labels.txt, and a folder for each version."""
+"""Folder of a model in a Triton repository: config.pbtxt, labels.txt, and a folder for each version."""
 
 from __future__ import annotations
 
@@ -29,9 +29,9 @@ def add_to_repository(
     replace: bool = False,
     keep: int | None = None,
 ) -> Path:
-    """Add the bundle's model as the next version, or in place of the newest; returns the version's folder.
+    """Add the bundle's model as the next version, or replace the newest; return the folder of the version.
 
-    `keep`: so many versions stay, older ones are removed. A server that looks while this runs sees either state.
+    `keep` is the number of versions to keep; older ones are removed. A server sees either the old or the new state.
     """
     check_place(repository, name)
     folder = repository / name
@@ -40,7 +40,7 @@ def add_to_repository(
     config = render_config(bundle, name=name, hardware=hardware)
     with (
         _no_empty_folders(folder, repository),
-        # All is on the disk before any of it appears: the version first, then the labels, then what names them.
+        # All files are complete before any of them appears: the version first, then labels, then the configuration.
         atomic_path(folder / CONFIG) as new_config,
         atomic_path(folder / LABELS) as new_labels,
         atomic_directory(target) as fresh,
@@ -57,9 +57,9 @@ def add_to_repository(
 
 
 def check_place(repository: Path, name: str) -> None:
-    """Raise when a model of that name cannot be written there: a bad name, somebody else's model, no right to."""
+    """Raise an error if a model of this name cannot be written: invalid name, foreign model, or no permission."""
     if not MODEL_NAME.fullmatch(name):
-        raise UsageError(f"'{name}' cannot be a model name", hint="use letters, digits, and _ . -")
+        raise UsageError(f"'{name}' is not a valid model name", hint="use letters, digits, and _ . -")
     config = repository / name / CONFIG
     if config.parent.exists() and not (config.is_file() and MARK in config.read_text(errors="replace")):
         raise DataError(f"{config.parent} was not made by ncd-serve", hint="choose another --model-name or repository")
@@ -67,7 +67,7 @@ def check_place(repository: Path, name: str) -> None:
 
 
 def check_writable(folder: Path) -> None:
-    """Raise DataError when a folder, which need not exist yet, cannot be written to."""
+    """Raise DataError if a folder, which need not exist yet, cannot be written."""
     nearest = next(path for path in (folder.absolute(), *folder.absolute().parents) if path.exists())
     if not (nearest.is_dir() and os.access(nearest, os.W_OK | os.X_OK)):
         raise DataError(f"cannot write to {nearest}", hint="change its permissions, or choose another folder")
@@ -75,18 +75,18 @@ def check_writable(folder: Path) -> None:
 
 @contextmanager
 def disk_errors_as_data_errors(bundle: Path) -> Iterator[None]:
-    """Turn what the disk refuses into DataError; for blocks that leave all as it was when they fail."""
+    """Convert OSError into DataError; for blocks that undo their changes when they fail."""
     try:
         yield
     except OSError as error:
         raise DataError(
             f"cannot write {error.filename or bundle}: {error.strerror or error}",
-            hint="nothing was changed; free some space, or choose another place for the bundle or the repository",
+            hint="nothing was changed; free some disk space, or choose another folder for the bundle or the repository",
         ) from error
 
 
 def hardware_of(repository: Path, name: str) -> Hardware:
-    """Device that a model's configuration is written for; this machine's CPU for a model that does not exist yet."""
+    """Return the hardware that a model is configured for; this machine's CPU for a new model."""
     config = read_config(repository / name / CONFIG)
     for accelerator in config.optimization.execution_accelerators.gpu_execution_accelerator:
         return Hardware(accelerator.name)
@@ -94,13 +94,13 @@ def hardware_of(repository: Path, name: str) -> Hardware:
 
 
 def _versions(folder: Path) -> list[int]:
-    """Oldest first."""
+    """Return the numbers of the versions, oldest first."""
     return sorted(int(entry.name) for entry in folder.glob("*") if VERSION.fullmatch(entry.name))
 
 
 @contextmanager
 def _no_empty_folders(*folders: Path) -> Iterator[None]:
-    """Remove folders that a failure left empty: Triton would take them for models."""
+    """Remove folders that a failure left empty: Triton would treat them as models."""
     try:
         yield
     except BaseException:

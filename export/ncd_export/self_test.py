@@ -1,8 +1,8 @@
-"""Training and export for `ncd-serve doctor --self-test`, in a process of its own.
+"""Training and export for `ncd-serve doctor --self-test`, in a separate process.
 
     python -m ncd_export.self_test FOLDER
 
-Prints one check a line as JSON. In FOLDER it leaves a bundle, a model repository, images and torch's answers for them.
+Prints one check per line as JSON. Writes a bundle, a model repository, images and torch's outputs for them to FOLDER.
 """
 
 from __future__ import annotations
@@ -33,11 +33,11 @@ if TYPE_CHECKING:
     from ncd_export.graph import ExportGraph
     from ncd_serve.doctor.installation import Step
 
-_ASKED = 40  # images
+_TEST_IMAGES = 40
 
 
 def examine(folder: Path) -> Iterator[Check]:
-    """Checks of training and export; without the packages for it, a single one that says what is missing."""
+    """Yield the checks of training and export; without their packages, a single check that names the missing one."""
     try:
         from ncd_training.run.self_test import SmallRun
     except ModuleNotFoundError as error:
@@ -50,7 +50,7 @@ def examine(folder: Path) -> Iterator[Check]:
 
 
 def _explained(step: Step) -> Step:
-    """The same step; what torch or a driver raises becomes a problem, so that other steps are still taken."""
+    """Return the step with unexpected errors of torch or a driver as NcdError, so that the other steps still run."""
     what, look = step
 
     def attempt() -> str:
@@ -58,7 +58,7 @@ def _explained(step: Step) -> Step:
             return look()
         except NcdError:
             raise
-        except Exception as error:  # torch, CUDA and onnx have no class of errors in common
+        except Exception as error:  # torch, CUDA and onnx have no common error class
             reason = str(error).strip().partition("\n")[0]
             raise NcdError(f"{type(error).__name__}: {reason}", hint="update the GPU's driver and torch") from error
 
@@ -66,7 +66,7 @@ def _explained(step: Step) -> Step:
 
 
 def _export(run: SmallRun, folder: Path) -> str:
-    """Write the trained model as a bundle and a repository, and torch's own answers beside them."""
+    """Export the trained model to a bundle and a repository, and write torch's outputs beside them."""
     try:
         import onnx  # noqa: F401
         import onnxscript  # noqa: F401
@@ -79,31 +79,31 @@ def _export(run: SmallRun, folder: Path) -> str:
     from ncd_export.repository import add_to_repository
 
     spec = run.setup.config.data.preprocess
-    images = np.stack([load_array(path, spec) for path in run.setup.manifest.images[-_ASKED:]])
+    images = np.stack([load_array(path, spec) for path in run.setup.manifest.images[-_TEST_IMAGES:]])
     model = run.trained().model.eval()
     with torch.inference_mode():
-        plain = _answers(ExportGraph(model), images)
+        plain = _outputs(ExportGraph(model), images)
         ids, confidences = plain["cluster_id"], plain["confidence"]
         limits = calibrate(plain["embedding"], ids, confidences, clusters=plain["probabilities"].shape[1])
         graph = ExportGraph(model, limits).eval()
-        np.savez(folder / ANSWERS, **_answers(graph, images))
+        np.savez(folder / ANSWERS, **_outputs(graph, images))
     np.save(folder / IMAGES, images)
     bundle = folder / BUNDLE
     bundle.mkdir()
     write_onnx(graph, bundle / MODEL, resolution=spec.resolution, metadata={})
-    _describe(bundle, run, clusters=plain["probabilities"].shape[1])
+    _write_facts(bundle, run, clusters=plain["probabilities"].shape[1])
     add_to_repository(Bundle.read(bundle), folder / REPOSITORY, name=MODEL_NAME)
-    return f"{(bundle / MODEL).stat().st_size / 1e6:.1f} MB of ONNX, which onnx's own checker accepts"
+    return f"{(bundle / MODEL).stat().st_size / 1e6:.1f} MB of ONNX, valid according to onnx's checker"
 
 
-def _answers(graph: ExportGraph, images: NDArray[np.uint8]) -> dict[str, NDArray[Any]]:
+def _outputs(graph: ExportGraph, images: NDArray[np.uint8]) -> dict[str, NDArray[Any]]:
     import torch
 
     return {name: answer.numpy() for name, answer in graph.eval()(torch.from_numpy(images)).items()}
 
 
-def _describe(bundle: Path, run: SmallRun, *, clusters: int) -> None:
-    """All of a bundle but its model."""
+def _write_facts(bundle: Path, run: SmallRun, *, clusters: int) -> None:
+    """Write all files of a bundle except its model."""
     names = [f"cluster-{number}" for number in range(clusters)]
     (bundle / LABELS).write_text("".join(f"{name}\n" for name in names))
     for file in (VERIFICATION, CARD):
@@ -124,7 +124,7 @@ def _describe(bundle: Path, run: SmallRun, *, clusters: int) -> None:
 
 
 def main() -> None:
-    """Print the checks as they are made; whatever else wants to print goes to standard error."""
+    """Print the checks one by one; all other output goes to standard error."""
     out = sys.stdout
     with redirect_stdout(sys.stderr):
         for check in examine(Path(sys.argv[1])):

@@ -1,4 +1,4 @@
-"""A model's config.pbtxt, generated from its ONNX file: complete, so that Triton has nothing to guess."""
+"""Triton configuration of a model, config.pbtxt, generated completely from its ONNX file."""
 
 from __future__ import annotations
 
@@ -14,32 +14,34 @@ from ncd_serve.contract import FACT_PREFIX, OUTPUTS, PREPROCESS_FACT, THREADS
 
 Device = Literal["cpu", "cuda", "tensorrt"]
 MAX_BATCH = 64
-MARK = f"{FACT_PREFIX}bundle"  # by which a folder in a repository is known to be ours
-# One image, a usual batch, the largest: what is warmed up, and TensorRT's shapes.
-_BATCHES = (1, 8, MAX_BATCH)
+MARK = f"{FACT_PREFIX}bundle"  # marks a folder in a repository as written by ncd-serve
+# Smallest, usual and largest batch: for warm-up, and as TensorRT's shapes.
+_BATCH_SIZES = (1, 8, MAX_BATCH)
 _QUEUE_DELAY_MICROSECONDS = 500
-_ENGINE_CACHE = "/var/cache/ncd-serve"  # building an engine takes minutes, so this should outlive the container
-_LABELLED = {output.name for output in OUTPUTS if output.shape == ("clusters",)}  # by the names of the clusters
+_ENGINE_CACHE = "/var/cache/ncd-serve"  # building an engine takes minutes, so mount a volume here
+_LABELLED = {
+    output.name for output in OUTPUTS if output.shape == ("clusters",)
+}  # outputs with the cluster names as labels
 _TYPES = {"UINT8": "TYPE_UINT8", "INT64": "TYPE_INT64", "FLOAT": "TYPE_FP32", "BOOL": "TYPE_BOOL"}
 
 
 @dataclass(frozen=True)
 class TensorSpec:
-    """A tensor of the graph as config.pbtxt declares it; `dims` leave out the batch."""
+    """Tensor of the graph as config.pbtxt declares it; `dims` are without the batch."""
 
     name: str
     data_type: str
     dims: tuple[int, ...]
 
     def to_pbtxt(self, label_file: str | None = None) -> str:
-        """One entry. Triton has no empty dims: one value per image is declared as [1] and reshaped to nothing."""
+        """Return an entry of config.pbtxt. Triton has no empty dims: a scalar per image is [1], reshaped to []."""
         dims = ", ".join(str(dim) for dim in self.dims or (1,))
         reshape = "" if self.dims else " reshape { shape: [ ] }"
         labels = f' label_filename: "{label_file}"' if label_file else ""
         return f'  {{ name: "{self.name}" data_type: {self.data_type} dims: [ {dims} ]{reshape}{labels} }}'
 
     def shape(self, batch: int) -> str:
-        """`name:BxHxWxC`, as TensorRT's profiles are written."""
+        """Return `name:BxHxWxC`, the form of TensorRT's profiles."""
         return f"{self.name}:{'x'.join(map(str, (batch, *self.dims)))}"
 
 
@@ -47,14 +49,14 @@ class Hardware(NamedTuple):
     """Device that serves a model."""
 
     device: Device = "cpu"
-    cores: int | None = None  # of its CPU; None: as many as this one has
+    cores: int | None = None  # of its CPU; None: as many as this machine has
 
 
 THIS_CPU = Hardware()
 
 
 def render_config(bundle: Bundle, *, name: str, hardware: Hardware) -> str:
-    """config.pbtxt: one instance that has the device to itself, dynamic batching, warmed up."""
+    """Return the text of config.pbtxt: one instance per device, dynamic batching, warm-up."""
     device = hardware.device
     graph = onnx.load(bundle.model_path, load_external_data=False).graph
     (image,) = _tensors(graph.input)
@@ -72,7 +74,7 @@ def render_config(bundle: Bundle, *, name: str, hardware: Hardware) -> str:
             f"dynamic_batching {{ max_queue_delay_microseconds: {_QUEUE_DELAY_MICROSECONDS} }}",
             f"instance_group [ {{ kind: {'KIND_CPU' if device == 'cpu' else 'KIND_GPU'} count: 1 }} ]",
             "version_policy { latest { num_versions: 1 } }",
-            _listed("model_warmup", [_warm_up(image, batch) for batch in _BATCHES]),
+            _listed("model_warmup", [_warm_up(image, batch) for batch in _BATCH_SIZES]),
             *_accelerator(device, image, name=name, precision=bundle.manifest.precision),
             *(
                 f'parameters {{ key: "{key}" value {{ string_value: {_quoted(text)} }} }}'
@@ -84,13 +86,13 @@ def render_config(bundle: Bundle, *, name: str, hardware: Hardware) -> str:
 
 
 def _accelerator(device: Device, image: TensorSpec, *, name: str, precision: str) -> list[str]:
-    """GPU settings of NVIDIA's onnxruntime backend; nodes that TensorRT cannot run fall back to CUDA."""
+    """Return GPU settings of NVIDIA's onnxruntime backend; nodes that TensorRT cannot run fall back to CUDA."""
     if device == "cpu":
         return []
     if device == "cuda":
         settings = {"cudnn_conv_use_max_workspace": "1", "use_ep_level_unified_stream": "1"}
     else:
-        least, usual, most = (image.shape(batch) for batch in _BATCHES)
+        least, usual, most = (image.shape(batch) for batch in _BATCH_SIZES)
         settings = {
             "precision_mode": precision.upper(),
             "trt_engine_cache_enable": "1",

@@ -1,4 +1,4 @@
-"""Proof that an exported file answers like the trained model: torch against ONNX Runtime, fp32 against fewer bits."""
+"""Verification of an exported model: torch against ONNX Runtime, fp32 against fewer bits."""
 
 from __future__ import annotations
 
@@ -22,11 +22,11 @@ if TYPE_CHECKING:
 
 TOLERANCE = 1e-4
 BATCH_SIZES = (1, 2, 7)
-_BATCHES = 4  # of each size below the largest
-_MEASURED = [output.name for output in OUTPUTS if output.compared == "measured"]
+_BATCHES_PER_SIZE = 4  # for sizes below the largest
+_WITH_TOLERANCE = [output.name for output in OUTPUTS if output.compared == "measured"]
 _EXACT = [output.name for output in OUTPUTS if output.compared == "exact"]
 Images = NDArray[np.uint8]
-Answers = dict[str, NDArray[Any]]
+ModelOutputs = dict[str, NDArray[Any]]
 
 
 @dataclass(frozen=True)
@@ -41,17 +41,17 @@ class Verification:
 
     @property
     def passed(self) -> bool:
-        """True if the export may be used."""
+        """True if the exported model agrees with the trained one."""
         return self.equal_ids == 1.0 and max(self.max_difference.values()) <= self.tolerance
 
     def as_dict(self) -> dict[str, Any]:
-        """Content of verification.json."""
+        """Return the content of verification.json."""
         return {**asdict(self), "passed": self.passed}
 
 
 @dataclass(frozen=True)
 class Agreement:
-    """Differences between the fp32 model and one of fewer bits, on images that the latter was not calibrated on."""
+    """Differences between the fp32 model and one of fewer bits, on images that were not used for calibration."""
 
     precision: str
     images: int
@@ -64,15 +64,17 @@ class Agreement:
 def verify(
     graph: ExportGraph, model: Path, images: Images, *, max_batch: int, track: progress.Track = progress.silent
 ) -> Verification:
-    """Compare both on images, in batches of 1, 2, 7 and `max_batch`; raises ExportMismatchError."""
+    """Compare torch and ONNX Runtime on images, in batches of 1, 2, 7 and `max_batch`; raise ExportMismatchError."""
     expected = _torch_answers(graph, images, track)
-    if not all(np.isfinite(expected[name]).all() for name in _MEASURED if name in expected):
-        raise DataError("the trained model answers with NaN or infinity", hint="train again with a lower learning rate")
+    if not all(np.isfinite(expected[name]).all() for name in _WITH_TOLERANCE if name in expected):
+        raise DataError(
+            "the outputs of the trained model contain NaN or infinity", hint="train again with a lower learning rate"
+        )
     differences: dict[str, float] = {}
     equal = 1.0
     sizes = (*BATCH_SIZES, max_batch)
     for size in sizes:
-        some = images if size == max_batch else images[: size * _BATCHES]
+        some = images if size == max_batch else images[: size * _BATCHES_PER_SIZE]
         answers = _onnx_answers(model, graph.output_names, some, batch=size, track=track)
         found, same = _compare(answers, {name: array[: len(some)] for name, array in expected.items()})
         differences, equal = {name: max(differences.get(name, 0.0), found[name]) for name in found}, min(equal, same)
@@ -80,8 +82,8 @@ def verify(
     if not result.passed:
         raise ExportMismatchError(
             f"the exported model differs from the trained one: {equal:.1%} equal ids, largest difference "
-            f"{max(differences.values()):.2g} (allowed: {TOLERANCE:g})",
-            hint="nothing was written; please report this with the run's config.toml",
+            f"{max(differences.values()):.2g} (limit: {TOLERANCE:g})",
+            hint="nothing was written; report this as a defect, with the run's config.toml",
         )
     return result
 
@@ -98,29 +100,31 @@ def compare_precisions(
     max_batch: int,
     track: progress.Track = progress.silent,
 ) -> Agreement:
-    """Compare a model of fewer bits with the fp32 one; raises ExportMismatchError when too few ids are equal."""
+    """Compare a model of fewer bits with the fp32 one; raise ExportMismatchError if too few ids are equal."""
     expected, answers = (_onnx_answers(model, names, images, batch=max_batch, track=track) for model in (fp32, reduced))
     differences, equal = _compare(answers, expected)
     if equal < required:
         raise ExportMismatchError(
-            f"{precision} gives {equal:.1%} of {len(images)} images the cluster that fp32 gives them, "
+            f"{precision} assigns {equal:.1%} of {len(images)} images to the same cluster as fp32, "
             f"and {required:.1%} are required",
-            hint="nothing was written; use --precision fp32, or accept it with a lower --min-agreement",
+            hint="nothing was written; use --precision fp32, or give a lower --min-agreement",
         )
     return Agreement(precision, len(images), calibrated_on, differences, equal, required)
 
 
 @torch.inference_mode()
-def _torch_answers(graph: ExportGraph, images: Images, track: progress.Track) -> Answers:
+def _torch_answers(graph: ExportGraph, images: Images, track: progress.Track) -> ModelOutputs:
     parts = _batches(images, 64)
-    outputs = [graph(torch.from_numpy(part)) for part in track(parts, "torch's answers", len(parts))]
+    outputs = [graph(torch.from_numpy(part)) for part in track(parts, "running torch", len(parts))]
     return {name: torch.cat([output[name] for output in outputs]).numpy() for name in graph.output_names}
 
 
-def _onnx_answers(model: Path, names: tuple[str, ...], images: Images, *, batch: int, track: progress.Track) -> Answers:
+def _onnx_answers(
+    model: Path, names: tuple[str, ...], images: Images, *, batch: int, track: progress.Track
+) -> ModelOutputs:
     session = open_session(model)
     parts = _batches(images, batch)
-    description = f"ONNX Runtime's answers, {batch} at a time"
+    description = f"running ONNX Runtime, batch {batch}"
     outputs = [session.run(list(names), {"image": part}) for part in track(parts, description, len(parts))]
     return {name: np.concatenate(arrays) for name, arrays in zip(names, zip(*outputs, strict=True), strict=True)}
 
@@ -129,14 +133,14 @@ def _batches(images: Images, size: int) -> list[Images]:
     return [images[start : start + size] for start in range(0, len(images), size)]
 
 
-def _compare(answers: Answers, expected: Answers) -> tuple[dict[str, float], float]:
-    """Largest difference of every output that is measured, and the least share that is equal of the exact ones."""
+def _compare(answers: ModelOutputs, expected: ModelOutputs) -> tuple[dict[str, float], float]:
+    """Return the largest difference of each output with a tolerance, and the smallest share of equal exact outputs."""
     equal = min(float((answers[name] == expected[name]).mean()) for name in _EXACT if name in expected)
-    measured = [name for name in _MEASURED if name in expected]
+    measured = [name for name in _WITH_TOLERANCE if name in expected]
     return {name: _difference(answers[name], expected[name]) for name in measured}, equal
 
 
 def _difference(answer: NDArray[Any], expected: NDArray[Any]) -> float:
-    """Largest difference, relative where values are larger than 1: embeddings have no fixed scale."""
+    """Return the largest difference, relative if values exceed 1: embeddings have no fixed scale."""
     largest = float(np.abs(answer - expected).max() / max(1.0, np.abs(expected).max()))
-    return math.inf if math.isnan(largest) else largest  # nothing compares with NaN
+    return math.inf if math.isnan(largest) else largest  # NaN would pass every limit

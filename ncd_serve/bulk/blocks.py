@@ -1,4 +1,4 @@
-"""The work in blocks: small descriptions of some images each, which any machine can do and do again."""
+"""Blocks of work: small descriptions of some images each, which any machine can process, repeatedly if needed."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ _PIECE = 1 << 20
 
 @dataclass(frozen=True)
 class Block:
-    """Some image files, an archive, or some rows of one row group of a Parquet file."""
+    """Unit of work: some image files, an archive, or some rows of one row group of a Parquet file."""
 
     paths: list[str] = field(default_factory=list)
     shard: str = ""  # an archive or a Parquet file
@@ -56,7 +56,7 @@ class _Columns(NamedTuple):
 
 
 def cut(words: Iterable[str], *, size: int, allow_urls: bool) -> Iterator[Block]:
-    """Cut the named images into blocks of `size`; a shard that holds images is a block of its own, however large.
+    """Cut the named images into blocks of `size`; a shard of images is one block of any size.
 
     Mistakes in the words are raised at once. A damaged shard is a block too: its row gives the reason.
     """
@@ -133,7 +133,7 @@ def _is_shard(file: Path | RemoteFile) -> bool:
 
 
 def images_of(block: Block) -> Iterator[Source]:
-    """The images of a block, in order; where a shard is damaged there is one that says so."""
+    """Yield the images of a block, in order; a damaged shard yields one broken image with the reason."""
     if not block.shard:
         yield from (_named(path, block.urls) for path in block.paths)
         return
@@ -159,7 +159,7 @@ def _images_in_rows(block: Block) -> Iterator[Source]:
 
 
 def _between(batches: Iterable[pa.RecordBatch], start: int, stop: int | None) -> Iterator[pa.RecordBatch]:
-    """The rows from `start` to `stop`; those before them are passed over unread, for they may be very many."""
+    """Yield the rows from `start` to `stop`; earlier rows, which may be very many, are skipped unread."""
     position = 0
     for batch in batches:
         if stop is not None and position >= stop:
@@ -202,7 +202,7 @@ def _columns(schema: Any, path: str) -> _Columns:
 
 
 def _holds_bytes(kind: Any) -> bool:
-    """Also as Hugging Face's datasets hold images: a struct of bytes and path."""
+    """Return True for a column of bytes, or of structs of bytes and path as in Hugging Face's datasets."""
     if pa.types.is_struct(kind):
         return kind.get_field_index("bytes") >= 0
     return pa.types.is_binary(kind) or pa.types.is_large_binary(kind)

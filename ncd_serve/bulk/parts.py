@@ -1,4 +1,4 @@
-"""The folder of a bulk run: its plan, which says what is to be done, and one part for each block that is done."""
+"""Folder of a bulk run: its plan, which lists the blocks, and one part for each finished block."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ class Order:
 
     @classmethod
     def of(cls, manifest: BundleManifest, **asked: Any) -> Order:
-        """Order of rows from a bundle."""
+        """Return the order of rows from a bundle."""
         return cls(bundle=manifest.bundle_id, checkpoint=manifest.checkpoint, **asked)
 
 
@@ -66,12 +66,12 @@ class Plan:
 
 
 def part_name(number: int) -> str:
-    """The file with the rows of a block."""
+    """Return the name of the file with the rows of a block."""
     return f"part-{number:07}.parquet"
 
 
 def finished(folder: Folder) -> set[int]:
-    """The numbers of the blocks that are done."""
+    """Return the numbers of the finished blocks."""
     return {int(found[1]) for name in folder.names() if (found := _PART.fullmatch(name))}
 
 
@@ -99,8 +99,8 @@ def check_folder(folder: Folder, order: Order, *, resume: bool) -> Plan | None:
     for name, before in asdict(plan.order).items():
         if (now := getattr(order, name)) != before:
             raise DataError(
-                f"{folder} was begun with {name.replace('_', '-')} {_plain(before)}, not {_plain(now)}",
-                hint="give what it was begun with, or a new --out",
+                f"{folder} was started with {name.replace('_', '-')} {_plain(before)}, not {_plain(now)}",
+                hint="use the settings that it was started with, or a new --out",
             )
     return plan
 
@@ -113,7 +113,7 @@ def write_plan(folder: Folder, order: Order, blocks: Iterator[Block]) -> Plan:
     """Write the plan, so that a resumed run does not look at the sources again."""
     first = next(blocks, None)
     if first is None:
-        raise DataError(f"no images in {', '.join(order.sources)}", hint="check what they hold")
+        raise DataError(f"no images in {', '.join(order.sources)}", hint="check that the sources contain images")
     home = os.getcwd()  # noqa: PTH109
     count = 0
     header = json.dumps({"order": asdict(order), "home": home})
@@ -131,7 +131,7 @@ def _record(block: Block) -> dict[str, Any]:
 
 
 def read_block(folder: Folder, number: int) -> Block:
-    """One block of the plan."""
+    """Read one block of the plan."""
     with folder.open(PLAN) as stream, pq.ParquetFile(stream) as table:
         group = table.read_row_group(number // _BLOCKS_AT_ONCE)
     (record,) = group.slice(number % _BLOCKS_AT_ONCE, 1).drop(["number"]).to_pylist()

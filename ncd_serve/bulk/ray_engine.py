@@ -33,12 +33,12 @@ if TYPE_CHECKING:
     from ncd_serve.bulk.parts import Order, Plan
     from ncd_serve.prediction import Prediction
 
-_TRIES = 3  # of a block whose workers die: after so many it is the block that kills them
+_MAX_TRIES = 3  # of a block whose workers die: afterwards the block is taken to be the cause
 
 
 @contextmanager
 def cluster(address: str | None) -> Iterator[None]:
-    """The cluster at an address or at RAY_ADDRESS; without either, one on this machine for as long as it is needed."""
+    """Connect to the cluster at an address or at RAY_ADDRESS; without either, start a temporary one on this machine."""
     address = address or os.environ.get("RAY_ADDRESS") or "local"
     os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")  # nothing phones home
     terminate = signal.getsignal(signal.SIGTERM)
@@ -59,14 +59,14 @@ def cluster(address: str | None) -> Iterator[None]:
 
 
 def _knock(address: str) -> None:
-    """Fail at once where nobody listens: Ray itself goes on trying for minutes."""
+    """Raise an error at once if the address does not respond: Ray itself retries for minutes."""
     host, _, port = address.removeprefix("ray://").rpartition(":")
     if port.isdecimal():
         socket.create_connection((host, int(port)), timeout=10).close()
 
 
 def room(device: Device) -> tuple[int, Device]:
-    """Number of workers that the cluster has room for, and the device of each."""
+    """Return the number of workers that the cluster has room for, and the device of each."""
     resources = ray.cluster_resources()
     gpus = int(resources.get("GPU", 0))
     if gpus and device is not Device.CPU:
@@ -81,7 +81,7 @@ def run(
 ) -> Generator[Counter[str], None, None]:
     """Do the blocks that are not done, and count the rows of each by status when its part is written.
 
-    A worker that dies is started again, and its block with it. A block that goes on killing workers is left out.
+    A worker that dies is restarted, and so is its block. A block whose workers die repeatedly is skipped.
     """
     done = finished(folder)
     to_do = [number for number in range(plan.blocks) if number not in done]
@@ -121,7 +121,7 @@ class Tries:
 
 
 class Worker:
-    """Actor with one model, which does one block after the other."""
+    """Actor with one model, which processes one block after the other."""
 
     def __init__(self, files: dict[str, bytes], order: Order, home: str, out: str, device: Device, tries: Any) -> None:
         with suppress(OSError):  # a machine without it can do with URLs and absolute paths
@@ -138,11 +138,11 @@ class Worker:
                 self._failure = type(error)(f"a worker on {socket.gethostname()}: {error}", hint=error.hint)
 
     def __call__(self, table: pa.Table) -> pa.Table:
-        """Write the part of a block; how many rows it has."""
+        """Write the part of a block, and return the number of its rows by status."""
         number = table["number"][0].as_py()
         counts, failure = Counter(ok=0, unsure=0, error=0), self._failure
         try:
-            if not failure and ray.get(self._tries.count.remote(number)) <= _TRIES:
+            if not failure and ray.get(self._tries.count.remote(number)) <= _MAX_TRIES:
                 with self._folder.writing(part_name(number)) as target:
                     write_parquet(_counted(self._rows(number), counts), target)
         except NcdError as error:
@@ -169,7 +169,7 @@ def _counted(rows: Iterator[Prediction], counts: Counter[str]) -> Iterator[Predi
 def _configure() -> None:
     context: Any = ray.data.DataContext.get_current()
     context.enable_progress_bars = False
-    context.target_max_block_size = 1  # bytes: whatever has a row of its own stays alone
+    context.target_max_block_size = 1  # bytes, so that every row stays a separate block
     logging.getLogger("ray.data").setLevel(logging.CRITICAL)
 
 
@@ -177,7 +177,7 @@ def _configure() -> None:
 def _silence() -> Iterator[None]:
     """Keep Ray's own reports out of the command's: its logs have them.
 
-    Whatever the log level is, its C++ writes to the process's standard error, and its Python to standard output.
+    At any log level, its C++ part writes to the process's standard error, and its Python part to standard output.
     """
     sys.stderr.flush()
     kept = os.dup(2)

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from ncd_serve.bulk.storage import Folder
     from ncd_serve.progress import Progress
 
-_BLOCK = 1000  # images: some seconds of work, and a file that is worth opening
+_DEFAULT_BLOCK_IMAGES = 1000  # a few seconds of work, and a file of a useful size
 
 
 class RayOptions(NamedTuple):
@@ -48,12 +48,12 @@ def assign_in_bulk(
         from ncd_serve.bulk.storage import Folder
 
     opened, folder = Bundle.read(bundle), Folder(target)
-    asked = {**vars(options), "block": ray.block or _BLOCK}
+    asked = {**vars(options), "block": ray.block or _DEFAULT_BLOCK_IMAGES}
     order = Order.of(opened.manifest, sources=list(map(str, images)), **asked)
     plan = check_folder(folder, order, resume=resume) or _plan(folder, order)
     before = len(finished(folder))
     if before == plan.blocks:
-        progress.say(f"{folder} is complete already")
+        progress.say(f"{folder} is already complete")
         return
     counts: Counter[str] = Counter()
     with engine.cluster(ray.address):
@@ -65,7 +65,7 @@ def assign_in_bulk(
     remove_leftovers(folder)
     if left := plan.blocks - len(finished(folder)):
         raise DataError(
-            f"{left} of {plan.blocks} blocks could not be done: their workers died repeatedly",
+            f"{left} of {plan.blocks} blocks failed: their workers died repeatedly",
             hint="the others are kept; --resume retries these; a smaller --block in a new --out narrows them down",
         )
     summary = summarise(counts, f"{before} parts from before" if before else "")

@@ -1,4 +1,4 @@
-"""Files wherever they are: on disk, or behind a URL that fsspec knows (s3, gs, http and others)."""
+"""Files on disk, or at a URL that fsspec supports (s3, gs, http and others)."""
 
 from __future__ import annotations
 
@@ -29,14 +29,14 @@ _CREDENTIALS = {
 
 
 def scheme(text: str) -> str | None:
-    """The scheme of a URL, in small letters; None for a path on disk."""
+    """Return the scheme of a URL in lower case; None for a path on disk."""
     found = _SCHEME.match(text)
     return found[1].lower() if found else None
 
 
 @contextmanager
 def reaching(text: str) -> Iterator[None]:
-    """Turn what the library of a storage raises into an error for the user; each has kinds of its own."""
+    """Convert the errors of storage libraries, each of which has its own classes, into errors for the user."""
     try:
         yield
     except NcdError:
@@ -47,12 +47,12 @@ def reaching(text: str) -> Iterator[None]:
     except FileNotFoundError:
         raise DataError(f"no such file or folder: {text}", hint="check the path") from None
     except Exception as error:
-        hint = _CREDENTIALS.get(scheme(text) or "", "check the address and who may read it")
+        hint = _CREDENTIALS.get(scheme(text) or "", "check the address and the permissions")
         raise DataError(f"{text} cannot be used: {str(error) or type(error).__name__}", hint=hint) from None
 
 
 class RemoteFile:
-    """File behind a URL, with the part of `Path` that readers of archives and tables need."""
+    """File at a URL, with the methods of `Path` that readers of archives and tables need."""
 
     def __init__(self, url: str) -> None:
         self._url = url
@@ -60,23 +60,23 @@ class RemoteFile:
         self.suffix = PurePosixPath(self.name).suffix
 
     def __str__(self) -> str:
-        """The URL."""
+        """Return the URL."""
         return self._url
 
     def open(self, mode: str) -> IO[bytes]:
-        """The file, fetched while it is read."""
+        """Open the file, which is fetched while it is read."""
         with reaching(self._url):
             stream: IO[bytes] = fsspec.open(self._url, mode).open()
             return stream
 
 
 def file_at(text: str) -> Path | RemoteFile:
-    """A file by its path or URL."""
+    """Return the file at a path or URL."""
     return RemoteFile(text) if scheme(text) else Path(text)
 
 
 def read_url(url: str) -> bytes:
-    """The bytes of an image, and few more than an image may have."""
+    """Return the bytes of an image file; reading stops soon after the size limit of an image."""
     if scheme(url) in ("http", "https"):
         return fetch(url)
     with reaching(url):
@@ -86,7 +86,7 @@ def read_url(url: str) -> bytes:
 
 
 class Folder:
-    """A folder that rows are written to, on disk or behind a URL."""
+    """Output folder for rows, on disk or at a URL."""
 
     def __init__(self, text: str) -> None:
         self.text = text.rstrip("/")
@@ -96,11 +96,11 @@ class Folder:
         self.absolute = self.path if self.is_local else self.text  # for processes that are elsewhere
 
     def __str__(self) -> str:
-        """Path or URL as the user gave it."""
+        """Return the path or URL as the user gave it."""
         return self.text
 
     def names(self) -> list[str]:
-        """The files in it that are not hidden."""
+        """Return the names of the files that are not hidden."""
         with reaching(self.text):
             self.storage.invalidate_cache()
             found = self.storage.ls(self.path, detail=False) if self.storage.exists(self.path) else []
@@ -108,13 +108,13 @@ class Folder:
             return [name for name in names if not name.startswith(".")]
 
     def open(self, name: str) -> Any:
-        """Open one of its files for reading."""
+        """Open a file of the folder for reading."""
         with reaching(self.text):
             return self.storage.open(f"{self.path}/{name}", "rb")
 
     @contextmanager
     def writing(self, name: str) -> Iterator[Path]:
-        """Yield a path to write to; the file is there when the block ends well, whole or not at all."""
+        """Yield a path to write to; the file appears complete when the block succeeds, otherwise not at all."""
         place = atomic_path(Path(self.path) / name) if self.is_local else self._sent(name)
         try:
             with place as path:

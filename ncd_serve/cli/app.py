@@ -1,6 +1,6 @@
 """The `ncd-serve` command: its sub-commands, and how errors become exit codes.
 
-They import what they need when they run: `--help`, `query`, `assign`, `serve`, `name`, `doctor` never import torch.
+Sub-commands import modules when they run: `--help`, `query`, `assign`, `serve`, `name`, `doctor` never import torch.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ EXIT_CODES = (
 
 app = typer.Typer(
     name="ncd-serve",
-    help="Group images of categories nobody named, export the model to ONNX, serve cluster ids on NVIDIA Triton.",
+    help="Discover unnamed image categories, export the model to ONNX, serve cluster ids on NVIDIA Triton.",
     epilog=EXIT_CODES,
     no_args_is_help=True,
     pretty_exceptions_enable=False,
@@ -80,7 +80,7 @@ def _options(
         bool, typer.Option("--version", callback=_print_version, is_eager=True, help="Show the version and exit.")
     ] = False,
 ) -> None:
-    """Options before the sub-command."""
+    """Declare the options before the sub-command."""
 
 
 def main() -> None:

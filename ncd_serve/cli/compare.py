@@ -54,7 +54,7 @@ def compare(
             return
         if rows_of is None:
             raise UsageError(
-                "no set of rows is named", hint="name one, e.g. ncd-serve compare baselines; --list shows all"
+                "no set of rows is given", hint="name one, e.g. ncd-serve compare baselines; --list shows all"
             )
         from ncd_training import api
 
@@ -68,7 +68,7 @@ def compare(
     if table.errors:
         for line in table.errors:
             progress.say(line, style="red")
-        say("the same command tries again what failed")
+        say("run the same command again to retry the failed rows")
         raise typer.Exit(table.exit_code)
 
 

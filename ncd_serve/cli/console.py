@@ -27,7 +27,7 @@ FOLLOWER_DELAY_SECONDS = 5
 
 @contextmanager
 def one_speaker(*, is_leader: bool) -> Iterator[None]:
-    """Let one of several training processes speak. A follower's error waits: mostly the leader says the same."""
+    """Let only one of several training processes print. A follower delays its error: usually it is the leader's."""
     out.quiet = messages.quiet = not is_leader
     try:
         yield
@@ -40,7 +40,7 @@ def one_speaker(*, is_leader: bool) -> Iterator[None]:
 
 
 def exit_with(error: NcdError) -> NoReturn:
-    """Print what is wrong and what to do, and exit with the documented code."""
+    """Print an error and its hint, and exit with the documented code."""
     _errors.print(f"[bold red]error:[/bold red] {escape(str(error))}", soft_wrap=True, highlight=False)
     if error.hint:
         _errors.print(f"[bold]hint:[/bold] {escape(error.hint)}", soft_wrap=True, highlight=False)

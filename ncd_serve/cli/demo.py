@@ -1,4 +1,4 @@
-"""`demo`: the whole road on embedded data, each step by the command that a user would type."""
+"""`demo`: the whole workflow on embedded data, each step by the command that a user would type."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ _START_SECONDS = 120
 
 
 def demo(
-    folder: Annotated[Path, typer.Option("--out", help="Where to leave what was made.")] = Path("ncd-demo"),
+    folder: Annotated[Path, typer.Option("--out", help="Folder for all output.")] = Path("ncd-demo"),
     seed: Annotated[int, typer.Option(help="Seed of the drawn images and of all random choices.")] = 0,
 ) -> None:
     """Train, evaluate, export, look, serve and query on images drawn here: nothing to download."""
@@ -26,7 +26,7 @@ def demo(
         from ncd_training.data.datasets.glyphs import write_glyphs
 
     if folder.exists():
-        raise UsageError(f"{folder} exists already", hint=f"rm -r {folder}, or give another --out")
+        raise UsageError(f"{folder} already exists", hint=f"rm -r {folder}, or give another --out")
     find_triton()  # what would be missed at the end is better missed now
     run, repository, data = folder / "run", folder / "model_repository", folder / "data" / f"glyphs-{seed}"
     with messages.status("drawing images"):
@@ -44,7 +44,7 @@ def demo(
         images = _new_images(data)
         _type("query", *images, "--url", f"grpc://{server.grpc_url}", "--format", "table")
     out.print(
-        f"\nTriton is stopped. Left behind: the run [bold]{run}[/bold], the bundle [bold]{run / 'bundle'}[/bold], "
+        f"\nTriton is stopped. Files: the run [bold]{run}[/bold], the bundle [bold]{run / 'bundle'}[/bold], "
         f"the model repository [bold]{repository}[/bold], Triton's log {log}.\n"
         f"Open in a browser: {run / 'gallery.html'} (look at the clusters, name them), {run / 'report.html'}\n"
         f"Try next:\n"
@@ -72,7 +72,7 @@ def _show(*words: object) -> None:
 
 
 def _new_images(data: Path) -> list[Path]:
-    """Held-out images of the novel classes, which training never saw."""
+    """Return held-out images of the novel classes, which training never saw."""
     from ncd_training.data.datasets.glyphs import NOVEL
 
     return [path for name in NOVEL for path in sorted((data / "test" / name).iterdir())[:_IMAGES_PER_CLASS]]

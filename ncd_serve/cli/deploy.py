@@ -15,12 +15,12 @@ from ncd_serve.deploy import Target
 if TYPE_CHECKING:
     from ncd_serve.deploy.facts import Deployment
 
-app = typer.Typer(help="Bring a bundle to Docker Compose or Kubernetes.", no_args_is_help=True)
+app = typer.Typer(help="Deploy a bundle with Docker Compose or Kubernetes.", no_args_is_help=True)
 
 
 @app.callback()
 def _group() -> None:
-    """Bring a bundle to Docker Compose or Kubernetes."""
+    """Deploy a bundle with Docker Compose or Kubernetes."""
 
 
 @app.command()
@@ -37,19 +37,21 @@ def render(
         str,
         typer.Option(
             metavar="s3://|gs://|pvc://",
-            help="Where the servers find the repository; default: in the image (helm, kserve), mounted (compose).",
+            help="Address of the repository for the servers; default: in the image (helm, kserve), mounted (compose).",
         ),
     ] = "",
 ) -> None:
     """Write image, manifests, dashboard and alerts for a bundle; a GPU is asked for if it was exported for one."""
     from ncd_serve.bundle import Bundle
-    from ncd_serve.deploy.facts import describe
+    from ncd_serve.deploy.facts import collect_facts
     from ncd_serve.deploy.render import check_untouched
     from ncd_serve.deploy.render import render as write
 
     check_untouched(folder)
     with messages.status("measuring how much memory the model needs"):
-        facts = describe(Bundle.read(bundle), repository, model=model_name, image=image, repository_uri=repository_uri)
+        facts = collect_facts(
+            Bundle.read(bundle), repository, model=model_name, image=image, repository_uri=repository_uri
+        )
     write(facts, target, folder)
     device = "1 GPU" if facts.gpu else f"{facts.cpus} CPUs"
     lines = [
@@ -61,7 +63,7 @@ def render(
 
 
 def _next(facts: Deployment, target: Target, folder: Path) -> list[str]:
-    """The commands that bring it up."""
+    """Return the commands that start the deployment."""
     place, repository = shlex.quote(str(folder)), shlex.quote(str(facts.repository))
     upload = [f"copy {repository} to {facts.repository_uri}"] if facts.repository_uri else []
     if target == Target.COMPOSE:

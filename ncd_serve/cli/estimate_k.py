@@ -63,7 +63,7 @@ def estimate_k(
         return
     out.print(_table(found))
     out.print(
-        "Novel classes are taken to have about as many images as known ones; with fewer, some are missed.\n"
+        "The estimate assumes that novel classes are about as large as known ones; it may miss smaller ones.\n"
         f"[bold]{found.line}[/bold]\n"
         f"curve: {run / 'plots' / 'estimate.png'}, {run / 'estimate.json'}\n"
         f"next: ncd-serve train ... --novel-classes {found.classes}",

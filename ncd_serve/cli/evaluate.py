@@ -27,7 +27,7 @@ def evaluate(
         out.print_json(json.dumps(summary.as_json()))
     elif not summary.scores:
         out.print(
-            f"no true classes are known for these images, so there is nothing to score; look at the clusters: "
+            f"the unlabelled images have no true labels, so there is nothing to score; look at the clusters: "
             f"ncd-serve gallery {run}, and at {run / 'report.html'}",
             highlight=False,
             soft_wrap=True,

@@ -15,7 +15,7 @@ from ncd_serve.errors import needs_extra
 
 
 class ServedOn(str, Enum):
-    """What the model's config.pbtxt is written for."""
+    """Hardware that the model's config.pbtxt is written for."""
 
     CPU = "cpu"
     CUDA = "cuda"
@@ -25,24 +25,27 @@ class ServedOn(str, Enum):
 def export(
     run: Annotated[Path, typer.Argument(help="A run directory.")],
     output: Annotated[Path | None, typer.Option("--out", help="The bundle's folder; default RUN/bundle.")] = None,
-    repository: Annotated[Path, typer.Option(help="Triton model repository to add it to.")] = Path("model_repository"),
+    repository: Annotated[Path, typer.Option(help="Triton model repository to add the model to.")] = Path(
+        "model_repository"
+    ),
     model_name: ModelName = "ncd_global",
-    checkpoint: Annotated[
-        Path | None, typer.Option(help="A checkpoint of the run, e.g. one kept aside; default: its newest.")
-    ] = None,
+    checkpoint: Annotated[Path | None, typer.Option(help="A checkpoint of the run; default: the newest.")] = None,
     precision: Annotated[
         Precision, typer.Option(help="fp16 is for GPUs, int8 for CPUs; both are compared with fp32.")
     ] = Precision.FP32,
     min_agreement: Annotated[
-        float, typer.Option(min=0.0, max=1.0, help="Share of images that fp16 or int8 must leave in their cluster.")
+        float, typer.Option(min=0.0, max=1.0, help="Smallest share of images with the same cluster as in fp32.")
     ] = 0.98,
     device: Annotated[
-        ServedOn, typer.Option(help="What it will be served on; cuda and tensorrt need NVIDIA's Triton container.")
+        ServedOn, typer.Option(help="Device that serves the model; cuda and tensorrt need NVIDIA's Triton container.")
     ] = ServedOn.CPU,
     cores: Annotated[
-        int | None, typer.Option(min=1, help="Cores of the machine that will serve it on its CPU; default: this one's.")
+        int | None,
+        typer.Option(min=1, help="Cores of the machine that serves it on a CPU; default: those of this machine."),
     ] = None,
-    replace: Annotated[bool, typer.Option("--replace", help="Take the newest version's place, add none.")] = False,
+    replace: Annotated[
+        bool, typer.Option("--replace", help="Replace the newest version instead of adding one.")
+    ] = False,
     keep: Annotated[int | None, typer.Option(min=1, help="Remove all versions but the newest N.")] = None,
 ) -> None:
     """Export a run to a verified ONNX bundle and add it to a Triton model repository."""

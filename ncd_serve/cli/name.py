@@ -20,14 +20,16 @@ if TYPE_CHECKING:
 
 BundleFolder = Annotated[Path, typer.Option("--bundle", help="A bundle.")]
 
-app = typer.Typer(help="Name the clusters of a bundle, merge them, set some aside.", no_args_is_help=True)
+app = typer.Typer(help="Name the clusters of a bundle, merge them, or mark them as junk.", no_args_is_help=True)
 
 
 @app.command()
 def apply(
     names: Annotated[Path, typer.Argument(help="A names.json, as the gallery saves it.")],
     bundle: Annotated[Path | None, typer.Option(help="A bundle; default: the one that the file names.")] = None,
-    repository: Annotated[Path, typer.Option(help="Triton model repository to add it to.")] = Path("model_repository"),
+    repository: Annotated[Path, typer.Option(help="Triton model repository to add the model to.")] = Path(
+        "model_repository"
+    ),
     model_name: ModelName = "ncd_global",
     keep: Annotated[int | None, typer.Option(min=1, help="Remove all versions but the newest N.")] = None,
 ) -> None:

@@ -13,7 +13,7 @@ from ncd_serve.errors import UsageError
 
 
 class RowFormat(str, Enum):
-    """How rows are printed."""
+    """Format of printed rows."""
 
     TABLE = "table"
     CSV = "csv"
@@ -21,7 +21,7 @@ class RowFormat(str, Enum):
 
 
 class Engine(str, Enum):
-    """What runs a bundle."""
+    """Engine that runs a bundle."""
 
     PLAIN = "plain"
     RAY = "ray"
@@ -36,7 +36,7 @@ MethodName = Annotated[
     str | None, typer.Option("--method", help="dual (the paper's), rankstat, dtc, kcl, mcl, kmeans or orca.")
 ]
 SetOptions = Annotated[list[str] | None, typer.Option("--set", help="One setting: section.key=value.")]
-ResumeRun = Annotated[Path | None, typer.Option(help="Continue an interrupted run.")]
+ResumeRun = Annotated[Path | None, typer.Option(help="Resume an interrupted run.")]
 
 ModelName = Annotated[str, typer.Option(help="The model's name in the repository.")]
 Images = Annotated[
@@ -46,16 +46,16 @@ Images = Annotated[
         "files from standard input."
     ),
 ]
-AllowUrls = Annotated[bool, typer.Option("--allow-urls", help="Let http(s) URLs be images, too, and fetch them.")]
+AllowUrls = Annotated[bool, typer.Option("--allow-urls", help="Accept http(s) URLs as images, and fetch them.")]
 Form = Annotated[
     RowFormat | None,
-    typer.Option("--format", help="How to print rows; default: a table on a terminal, csv elsewhere."),
+    typer.Option("--format", help="Format of printed rows; default: a table on a terminal, csv elsewhere."),
 ]
-TopK = Annotated[int, typer.Option(min=1, help="How many likely clusters to list for each image.")]
+TopK = Annotated[int, typer.Option(min=1, help="Number of likeliest clusters to list for each image.")]
 Output = Annotated[
     Path | None, typer.Option("--out", help="Write rows to a .csv, .jsonl or .parquet file, not the terminal.")
 ]
-Resume = Annotated[bool, typer.Option("--resume", help="Go on with the --out of a command that was interrupted.")]
+Resume = Annotated[bool, typer.Option("--resume", help="Resume an interrupted command with the same --out.")]
 MinConfidence = Annotated[
     float, typer.Option(min=0.0, max=1.0, help="Rows with less confidence get the status `unsure`.")
 ]

@@ -35,13 +35,13 @@ def plan(
 ) -> None:
     """Estimate the hardware a deployment needs: replicas, GPUs, memory, network and disk, each with its formula."""
     from ncd_serve.bundle import Bundle
-    from ncd_serve.deploy.sizing import Demand, measure, size_up
+    from ncd_serve.deploy.sizing import Demand, measure_costs, size_up
     from ncd_serve.inputs.images import find_images
 
     demand = Demand(images_per_day, peak, utilisation, cores, gpu_rate, training_images, views)
     opened, images = Bundle.read(bundle), find_images([sample])
     with messages.status("measuring on one core"):
-        lines = size_up(demand, measure(opened, images))
+        lines = size_up(demand, measure_costs(opened, images))
     if as_json:
         out.print_json(json.dumps([asdict(line) for line in lines]))
         return
@@ -56,7 +56,7 @@ def plan(
         )
     out.print(table)
     out.print(
-        "The cluster's cores are not these: measure one replica there (benchmarks/serving.py) before you order.",
+        "The cores of the cluster may differ from these: measure one replica there (benchmarks/serving.py) first.",
         highlight=False,
         soft_wrap=True,
     )

@@ -1,4 +1,4 @@
-"""`serve`, `status` and `stop`: a real Triton on a model repository, until it is told to stop."""
+"""`serve`, `status` and `stop`: Triton servers on a model repository."""
 
 from __future__ import annotations
 
@@ -92,7 +92,7 @@ def stop(
     ids: Annotated[
         list[int] | None, typer.Argument(help="Ids that `ncd-serve status` shows.", show_default=False)
     ] = None,
-    everything: Annotated[bool, typer.Option("--all", help="Stop all of them.")] = False,
+    everything: Annotated[bool, typer.Option("--all", help="Stop all servers.")] = False,
 ) -> None:
     """Stop servers on this machine; requests in flight may finish."""
     from ncd_serve.triton.registry import choose_servers

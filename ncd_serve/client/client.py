@@ -1,4 +1,4 @@
-"""A model on a Triton server, for programs with threads and for those with asyncio."""
+"""Clients of a model on a Triton server, for threads and for asyncio."""
 
 from __future__ import annotations
 
@@ -27,15 +27,15 @@ DEFAULT_CONCURRENCY = 16
 
 
 class Client:
-    """Clusters of images from a Triton server that speaks our contract, over grpc:// or http://.
+    """Client of a Triton server with an exported model, over grpc:// or http://.
 
         with Client() as client:  # Client("grpc://HOST:PORT") for another server than this machine's
             for row in client.assign(["photos/", "more.zip"]):
                 print(row.path, row.cluster_name, row.confidence)
 
-    Reads the model's shape, batch limit, preprocessing and cluster names from the server when it is made, and refuses
-    a model that it cannot ask rightly. `timeout` is for one answer. `patience` is how long a server that cannot be
-    reached is tried again: one that restarts meanwhile costs time, but no row. May be used by many threads.
+    Reads the model's shape, batch limit, preprocessing and cluster names from the server when it is created, and
+    raises an error for a model that does not fit the contract. `timeout` is the limit for one request in seconds.
+    Requests to an unreachable server are retried for `patience` seconds, so a restart loses no row. Thread-safe.
     """
 
     def __init__(
@@ -74,7 +74,7 @@ class Client:
     def assign(
         self, images: Images, *, allow_urls: bool = False, top_k: int = 3, min_confidence: float = 0.0
     ) -> Iterator[Prediction]:
-        """One row for each image, in their order; `images` as `find_sources` takes them."""
+        """Yield one row for each image, in order; `images` as `find_sources` takes them."""
         sources = find_sources(images, allow_urls=allow_urls).images
         return assign_images(sources, self, top_k=top_k, min_confidence=min_confidence)
 
@@ -146,7 +146,7 @@ def _close(model: _ServedModel) -> Future[None]:
 
 
 class _ServedModel:
-    """A model on a server, asked on the background loop by both clients."""
+    """Model on a server; both clients send their requests through it, on the background loop."""
 
     def __init__(self, connection: Connection, contract: Contract, concurrency: int) -> None:
         self.contract, self._connection = contract, connection
@@ -168,7 +168,7 @@ class _ServedModel:
             raise
 
     async def _read_names(self) -> None:
-        """The label of every cluster, through the classification extension: there is no other way to ask for them."""
+        """Read the label of every cluster, through the classification extension: the only request for labels."""
         blank = np.zeros((1, *self._shape), np.uint8)
         (answer,) = await self._connection.infer(blank, ["probabilities"], class_count=self.contract.clusters)
         for entry in answer.ravel():
@@ -204,7 +204,7 @@ class _ServedModel:
 
 
 def _wrong(answer: Answer, images: int, clusters: int) -> str | None:
-    """The name of an output that cannot be right."""
+    """Return the name of an output with invalid values, or None."""
     if answer.probabilities.shape != (images, clusters) or not np.isfinite(answer.probabilities).all():
         return "array of probabilities"
     if answer.fit is not None and (len(answer.fit) != images or not np.isin(answer.fit, range(len(FITS))).all()):

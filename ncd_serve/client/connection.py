@@ -1,4 +1,4 @@
-"""One model on one Triton server, over gRPC or HTTP: deadlines, retries, and errors that say what to do."""
+"""Connection to one model on one Triton server, over gRPC or HTTP: deadlines, retries, and errors with hints."""
 
 from __future__ import annotations
 
@@ -27,15 +27,15 @@ _PROTOCOLS = {"grpc": "grpc", "grpcs": "grpc", "http": "http", "https": "http"}
 _SECURE = ("grpcs", "https")
 _FIRST_PAUSE, _LONGEST_PAUSE = 0.05, 1.0
 _FIRST_CONTACT_PATIENCE = 1.0
-_START_ONE = "start one with: ncd-serve serve (gRPC is on port 8001, HTTP on 8000 unless asked otherwise)"
-_TRUST = "a certificate of your own is trusted with GRPC_DEFAULT_SSL_ROOTS_FILE_PATH (grpcs) or SSL_CERT_FILE (https)"
+_START_ONE = "start one with: ncd-serve serve (gRPC is on port 8001, HTTP on 8000 by default)"
+_TRUST = "trust your own certificate with GRPC_DEFAULT_SSL_ROOTS_FILE_PATH (grpcs) or SSL_CERT_FILE (https)"
 CHECK_SERVER = "ncd-serve doctor --url checks a server"
 _UNAVAILABLE = ("StatusCode.UNAVAILABLE", "502", "503", "504")
 _DEAD_WORKER = "is not healthy"  # a model's process has died; `ncd-serve serve` restarts the server then
 _GRPC_OPTIONS = [
     ("grpc.max_send_message_length", -1),
     ("grpc.max_receive_message_length", -1),
-    # Left alone, a channel waits up to two minutes before it tries to reach a dead server again.
+    # By default, a channel waits up to two minutes before it tries to reach a dead server again.
     ("grpc.initial_reconnect_backoff_ms", 100),
     ("grpc.min_reconnect_backoff_ms", 1000),
     ("grpc.max_reconnect_backoff_ms", 1000),
@@ -46,7 +46,7 @@ _GRPC_OPTIONS = [
 
 @cache
 def _loop() -> asyncio.AbstractEventLoop:
-    """The one loop of this process that talks to servers: gRPC logs errors when several do."""
+    """Return the event loop for servers. There is one per process: gRPC logs errors when several loops are used."""
     loop = asyncio.new_event_loop()
     loop.set_exception_handler(_report)
     Thread(target=loop.run_forever, name="ncd-serve", daemon=True).start()
@@ -61,12 +61,12 @@ def _report(loop: asyncio.AbstractEventLoop, context: dict[str, Any]) -> None:
 
 
 def in_background(work: Coroutine[Any, Any, _T]) -> Future[_T]:
-    """Run a coroutine beside the caller, who may wait for it in a thread or in a loop of its own."""
+    """Run a coroutine in the background; the caller may wait for it in a thread or in another loop."""
     return asyncio.run_coroutine_threadsafe(work, _loop())
 
 
 def split_url(url: str) -> tuple[str, str]:
-    """`grpc://host:port` to scheme and address; without a scheme it is gRPC."""
+    """Split `grpc://host:port` into scheme and address; the default scheme is gRPC."""
     scheme, _, address = url.rstrip("/").rpartition("://")
     scheme = scheme or "grpc"
     if scheme not in _PROTOCOLS or not address.rpartition(":")[2].isdigit():
@@ -99,32 +99,32 @@ class Connection:
         self._client = self._library.InferenceServerClient(self._address, ssl=self._secure, **options)
 
     async def config(self) -> dict[str, Any]:
-        """The model's configuration as served."""
+        """Return the model's configuration as served."""
         answer = await self._ask("get_model_config", self._model)
-        return answer.get("config", answer) if isinstance(answer, dict) else {}  # whatever else answers HTTP
+        return answer.get("config", answer) if isinstance(answer, dict) else {}  # another HTTP server
 
     async def server_version(self) -> str:
-        """The version of a server that says it is ready to answer."""
+        """Return the version of the server; raise an error unless it is ready."""
         if not await self._call(self._client.is_server_ready, _FIRST_CONTACT_PATIENCE):
-            raise ServerError(f"the server at {self._address} is not ready", hint="its log says what it waits for")
+            raise ServerError(f"the server at {self._address} is not ready", hint="see its log for the reason")
         answer = await self._ask("get_server_metadata")
         return str(answer.get("version", "of no version")) if isinstance(answer, dict) else "of no version"
 
     async def models(self) -> list[str]:
-        """Name, version and state of every model, as the server tells them."""
+        """Return name, version and state of every model, as the server reports them."""
         answer = await self._ask("get_model_repository_index")
         entries = answer.get("models", []) if isinstance(answer, dict) else answer
         return [" ".join(entry[key] for key in ("name", "version", "state") if key in entry) for entry in entries]
 
     async def _ask(self, question: str, *about: str) -> Any:
-        """Ask for facts. Little patience here: who mistypes an address should not wait."""
+        """Request facts from the server, with few retries, so that a mistyped address fails fast."""
         as_json = {} if self._lost else {"as_json": True}
         return await self._call(lambda: getattr(self._client, question)(*about, **as_json), _FIRST_CONTACT_PATIENCE)
 
     async def infer(
         self, images: NDArray[np.uint8], outputs: Sequence[str], *, class_count: int = 0
     ) -> list[NDArray[Any]]:
-        """Outputs by name for images, or strings `score:index:label` of the highest `class_count` values of each."""
+        """Return outputs by name for images, or texts `score:index:label` of the best `class_count` values of each."""
         image = self._library.InferInput("image", list(images.shape), "UINT8")
         image.set_data_from_numpy(images)
         wanted = [self._library.InferRequestedOutput(name, class_count=class_count) for name in outputs]
@@ -146,7 +146,7 @@ class Connection:
             except asyncio.TimeoutError:
                 raise ServerError(
                     f"{self.where} did not answer within {self._timeout:g} s",
-                    hint="is it alive? if it is only slow, use a longer --timeout or a smaller --concurrency",
+                    hint="check that it is running; if it is slow, use a longer --timeout or a smaller --concurrency",
                 ) from None
             except (InferenceServerException, ValueError, *self._lost) as error:
                 if not self._will_pass(error) or time.monotonic() + pause > give_up:
@@ -157,7 +157,7 @@ class Connection:
             pause = min(2 * pause, _LONGEST_PAUSE)
 
     def _note(self, *, away: bool) -> None:
-        """Say when the server has been away for a while, and when it is back; once for all requests in flight."""
+        """Print that the server has been unreachable for a while, or is back; once for all requests in flight."""
         if away != self._away:
             _log.warning("%s %s", self._address, "does not answer: trying again" if away else "answers again")
             self._away = away

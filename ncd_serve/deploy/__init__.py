@@ -1,4 +1,4 @@
-"""Bring a bundle to other machines: `facts` are about it, `render` writes files from what `files/` holds."""
+"""Deployment of a bundle: `facts` collects the values, `render` fills the templates in `files/`."""
 
 from enum import Enum
 

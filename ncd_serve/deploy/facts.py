@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 TRITON_IMAGE = "nvcr.io/nvidia/tritonserver:24.10-py3"
 GPU_CPUS = 4  # the model is elsewhere: these decode images
 
-_LABEL = re.compile(r"[A-Za-z0-9]([A-Za-z0-9_.-]{0,61}[A-Za-z0-9])?")  # what Kubernetes takes as one
+_LABEL = re.compile(r"[A-Za-z0-9]([A-Za-z0-9_.-]{0,61}[A-Za-z0-9])?")  # syntax of Kubernetes labels
 _IMAGE = re.compile(
     r"([a-z0-9.-]+(:\d+)?/)?[a-z0-9]+([._/-]+[a-z0-9]+)*(:[A-Za-z0-9_][A-Za-z0-9_.-]{0,127})?(@sha256:[0-9a-f]{64})?"
 )
@@ -85,10 +85,10 @@ class Deployment:
         return f"Measured: {self.peak_mib} MiB for a batch of {self.max_batch} on a CPU; {rest}."
 
 
-def describe(
+def collect_facts(
     bundle: Bundle, repository: Path, *, model: str, image: str | None = None, repository_uri: str = ""
 ) -> Deployment:
-    """Collect the facts about a bundle that `repository` serves as `model`; raise for what cannot be deployed."""
+    """Collect the facts about a bundle that `repository` serves as `model`; raise an error if it cannot be deployed."""
     if not _LABEL.fullmatch(model):
         raise UsageError(f"'{model}' cannot be a label in Kubernetes", hint="export it with a shorter --model-name")
     name = f"ncd-{re.sub('[^a-z0-9]+', '-', model.lower()).removeprefix('ncd-')}"[:40].rstrip("-")
@@ -117,20 +117,20 @@ def describe(
 
 
 def _storage(uri: str) -> tuple[str, int]:
-    """The kind of storage, and the port that it listens on."""
+    """Return the kind of storage, and its port."""
     if not uri:
         return "", 443
     found = _URI.fullmatch(uri)
     if found is None or (found["scheme"] and found["storage"] != "s3"):
         raise UsageError(
-            f"'{uri}' is not where a model repository can be",
+            f"'{uri}' is not the address of a model repository",
             hint="s3://BUCKET/PATH, s3://https://HOST:PORT/BUCKET/PATH, gs://BUCKET/PATH or pvc://CLAIM/PATH",
         )
     return found["storage"], int(found["port"] or (80 if found["scheme"] == "http" else 443))
 
 
 def _served_config(repository: Path, model: str, bundle_id: str) -> Any:
-    """The configuration of the model; raises unless it serves that bundle, and all else there can be loaded, too."""
+    """Return the model's configuration; raise an error unless it serves the bundle and all models can be loaded."""
     if model not in check_repository(repository):
         raise DataError(
             f"{repository} has no model '{model}'", hint="name another with --model-name, or another --repository"
@@ -139,7 +139,7 @@ def _served_config(repository: Path, model: str, bundle_id: str) -> Any:
     served = config.parameters[f"{FACT_PREFIX}bundle"].string_value
     if served != bundle_id:
         raise DataError(
-            f"{repository / model} serves {f'bundle {served}' if served else 'no bundle of ours'}, not {bundle_id}",
+            f"{repository / model} serves {f'bundle {served}' if served else 'no exported bundle'}, not {bundle_id}",
             hint="export the run again, or give the --bundle that was exported last",
         )
     return config

@@ -1,4 +1,4 @@
-"""Memory of a model, measured: the working memory of a batch does not follow from the file."""
+"""Measured memory of a model: the working memory of a batch cannot be derived from the file."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ OVERHEAD_MIB = SHARED_MEMORY_MIB + 512  # Triton, its Python processes, shared m
 
 
 def peak_mib(bundle: Bundle, batch: int) -> int:
-    """Peak memory in MiB of a process that answers one batch of that size.
+    """Return the peak memory in MiB of a process that answers one batch of this size.
 
     Rounded up in steps, so that measuring again does not change the files.
     """
@@ -35,7 +35,7 @@ def peak_mib(bundle: Bundle, batch: int) -> int:
 
 
 def pod_mib(peak: int) -> int:
-    """Memory limit of a pod whose model holds `peak` MiB at most, in steps of 256."""
+    """Return the memory limit of a pod whose model needs `peak` MiB, in steps of 256."""
     return math.ceil((1.5 * peak + OVERHEAD_MIB) / 256) * 256
 
 

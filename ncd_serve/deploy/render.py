@@ -1,4 +1,4 @@
-"""Write the files of a deployment into a folder of their own, and never over anybody's work."""
+"""Writer of the files of a deployment, into a separate folder; files that a user changed are never overwritten."""
 
 from __future__ import annotations
 
@@ -33,9 +33,9 @@ _LAYOUT = {
 
 
 def render(deployment: Deployment, target: Target, out: Path) -> None:
-    """Fill the folder `out`. One that was rendered before is replaced, unless somebody has changed it since."""
+    """Fill the folder `out`. A folder that was rendered before is replaced unless it was changed since."""
     if target == Target.COMPOSE and deployment.storage == "pvc":
-        raise UsageError("Compose has no volume claims", hint="leave --repository-uri out: the repository is mounted")
+        raise UsageError("Compose has no volume claims", hint="omit --repository-uri: the repository is mounted")
     if target == Target.KSERVE and deployment.repository_uri.count("://") > 1:
         raise UsageError(
             "KServe takes the address of the storage from its Secret", hint="use --repository-uri s3://BUCKET/PATH"
@@ -55,7 +55,7 @@ def render(deployment: Deployment, target: Target, out: Path) -> None:
 
 
 def check_untouched(out: Path) -> None:
-    """Raise DataError when there is something at `out` that writing there would destroy."""
+    """Raise DataError if writing to `out` would destroy files of the user."""
     if not out.exists() or (out.is_dir() and not any(out.iterdir())):
         return
     mark = out / MARK
@@ -67,7 +67,7 @@ def check_untouched(out: Path) -> None:
     for name, path in found.items():
         if known.get(name) != sha256(path):
             raise DataError(
-                f"{path} was changed since it was made",
+                f"{path} was changed after it was rendered",
                 hint="choose another --out; changes are best kept elsewhere, e.g. in a values file of your own",
             )
 

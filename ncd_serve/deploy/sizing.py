@@ -1,7 +1,7 @@
 """Hardware that a load needs: each figure with its formula, and whether it was measured.
 
-A figure is `measured` on this machine or `computed` from others. Nothing here knows a cluster: what is asked of its
-network and its storage is said as a demand, not promised.
+A figure is `measured` on this machine or `computed` from others. The cluster is not
+known here: figures of its network and storage are requirements.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 Origin = Literal["measured", "computed"]
 DAY = 86_400  # s
 BATCH, _LARGEST_BATCH = 8, 64
-_ROUNDS, _MOST_SAMPLES = 5, 64
+_ROUNDS, _MAX_SAMPLES = 5, 64
 ROW_BYTES = 60.0  # a row in Parquet, rounded up: 600 rows with short paths took 51 B each
 
 
@@ -54,13 +54,13 @@ class Figures:
     decode_ms: float
     file_bytes: float
     tensor_bytes: int
-    peak_mib: int  # what a process has held that answered a batch of the largest size
-    view_bytes: float | None  # of one cached view; bundles of older versions do not say
+    peak_mib: int  # of a process that answered a batch of the largest size
+    view_bytes: float | None  # of one cached view; missing in bundles of older versions
 
 
 @dataclass(frozen=True)
-class Line:
-    """One answer."""
+class Quantity:
+    """Estimate of one quantity, with its formula."""
 
     what: str
     value: float
@@ -69,12 +69,12 @@ class Line:
     origin: Origin
 
 
-def measure(bundle: Bundle, samples: Sequence[Path]) -> Figures:
-    """Time the model and the decoding of real images, in one thread; the median of a few rounds."""
+def measure_costs(bundle: Bundle, samples: Sequence[Path]) -> Figures:
+    """Measure the model and the decoding of real images in one thread; return medians over several rounds."""
     spec = bundle.manifest.preprocess
-    chosen = samples[:: max(1, -(-len(samples) // _MOST_SAMPLES))]
+    chosen = samples[:: max(1, -(-len(samples) // _MAX_SAMPLES))]
     if not chosen:
-        raise DataError("there are no images to measure with", hint="give --sample a folder of typical images")
+        raise DataError("no images to measure with", hint="give --sample a folder of typical images")
     files = [_readable(path, spec) for path in chosen]
     images = np.stack([load_array(data, spec) for data in files[:BATCH]])
     images = np.resize(images, (BATCH, *images.shape[1:]))
@@ -102,14 +102,16 @@ def _readable(path: Path, spec: PreprocessSpec) -> bytes:
     return data
 
 
-def size_up(demand: Demand, figures: Figures) -> list[Line]:
-    """Answers in the order in which they follow from each other."""
+def size_up(demand: Demand, figures: Figures) -> list[Quantity]:
+    """Return the estimates, each after those that it depends on."""
     peak = demand.images_per_day / DAY * demand.peak
     lines = [
-        Line("model, one core", figures.model_ms, "ms an image", "ONNX Runtime, one thread, batches of 8", "measured"),
-        Line("decoding, one core", figures.decode_ms, "ms an image", "the sample's files", "measured"),
-        Line("a file", figures.file_bytes / 1e3, "kB", "mean of the sample", "measured"),
-        Line(
+        Quantity(
+            "model, one core", figures.model_ms, "ms an image", "ONNX Runtime, one thread, batches of 8", "measured"
+        ),
+        Quantity("decoding, one core", figures.decode_ms, "ms an image", "the sample's files", "measured"),
+        Quantity("a file", figures.file_bytes / 1e3, "kB", "mean of the sample", "measured"),
+        Quantity(
             "images at the peak",
             peak,
             "a second",
@@ -119,28 +121,28 @@ def size_up(demand: Demand, figures: Figures) -> list[Line]:
     ]
     lines += _on_cpus(demand, figures, peak) if demand.gpu_rate is None else _on_gpus(demand, figures, peak)
     lines += [
-        Line(
+        Quantity(
             "memory of a replica",
             pod_mib(figures.peak_mib) / 1024,
             "GiB",
             f"1.5 x {figures.peak_mib} MiB, measured, + {OVERHEAD_MIB} MiB, as in the manifests",
             "computed",
         ),
-        Line(
+        Quantity(
             "network, decoded images",
             peak * figures.tensor_bytes * 8 / 1e9,
             "Gbit/s",
             f"{_n(peak)} x {figures.tensor_bytes:,} B x 8",
             "computed",
         ),
-        Line(
+        Quantity(
             "network, image files",
             peak * figures.file_bytes * 8 / 1e9,
             "Gbit/s",
             f"{_n(peak)} x {_n(figures.file_bytes)} B x 8",
             "computed",
         ),
-        Line(
+        Quantity(
             "rows of a day",
             demand.images_per_day * ROW_BYTES / 1e9,
             "GB",
@@ -151,29 +153,29 @@ def size_up(demand: Demand, figures: Figures) -> list[Line]:
     return lines + _training(demand, figures)
 
 
-def _on_cpus(demand: Demand, figures: Figures, peak: float) -> list[Line]:
+def _on_cpus(demand: Demand, figures: Figures, peak: float) -> list[Quantity]:
     each = figures.model_ms + figures.decode_ms
     cores = peak * each / 1000 / demand.utilisation
     replicas = math.ceil(cores / demand.cores)
     return [
-        Line("cores", cores, "", f"{_n(peak)} x {_n(each)} ms / 1000 / {_n(demand.utilisation)}", "computed"),
-        Line("replicas", max(replicas, 1), "", f"cores / {demand.cores} a replica, rounded up", "computed"),
+        Quantity("cores", cores, "", f"{_n(peak)} x {_n(each)} ms / 1000 / {_n(demand.utilisation)}", "computed"),
+        Quantity("replicas", max(replicas, 1), "", f"cores / {demand.cores} a replica, rounded up", "computed"),
     ]
 
 
-def _on_gpus(demand: Demand, figures: Figures, peak: float) -> list[Line]:
+def _on_gpus(demand: Demand, figures: Figures, peak: float) -> list[Quantity]:
     assert demand.gpu_rate is not None
     gpus = max(1, math.ceil(peak / (demand.gpu_rate * demand.utilisation)))
     decoding = peak * figures.decode_ms / 1000 / demand.utilisation
     return [
-        Line(
+        Quantity(
             "GPUs, one a replica",
             gpus,
             "",
             f"{_n(peak)} / ({_n(demand.gpu_rate)} x {_n(demand.utilisation)}), rounded up",
             "computed",
         ),
-        Line(
+        Quantity(
             "cores that decode",
             decoding,
             "",
@@ -183,18 +185,18 @@ def _on_gpus(demand: Demand, figures: Figures, peak: float) -> list[Line]:
     ]
 
 
-def _training(demand: Demand, figures: Figures) -> list[Line]:
+def _training(demand: Demand, figures: Figures) -> list[Quantity]:
     if not demand.training_images:
         return []
     if figures.view_bytes is None:
-        raise DataError("the bundle does not say how large a cached view is", hint="export the run again")
+        raise DataError("the bundle does not state the size of a cached view", hint="export the run again")
     disk = demand.training_images * demand.views * figures.view_bytes
     formula = f"{_n(demand.training_images)} x {demand.views} views x {_n(figures.view_bytes)} B"
-    return [Line("disk for cached views", disk / 1e9, "GB", formula, "computed")]
+    return [Quantity("disk for cached views", disk / 1e9, "GB", formula, "computed")]
 
 
 def _median_ms(work: Callable[[], object]) -> float:
-    """Median CPU time of this thread in ms, so that other work on the machine counts little."""
+    """Return the median CPU time of this thread in ms, so that other load on the machine matters little."""
     times = []
     for _ in range(_ROUNDS):
         start = time.thread_time()
@@ -204,5 +206,5 @@ def _median_ms(work: Callable[[], object]) -> float:
 
 
 def _n(value: float) -> str:
-    """A number for people."""
+    """Return a number as text for people."""
     return f"{value:,.0f}" if value >= 100 else f"{value:.3g}"

@@ -1,4 +1,4 @@
-"""Checks of the installation, a bundle, a repository and a server: what was found, and what to do about it."""
+"""Checks of the installation, a bundle, a repository and a server, each with its result and a fix."""
 
 from __future__ import annotations
 
@@ -27,13 +27,13 @@ if TYPE_CHECKING:
     Images = NDArray[np.uint8]
     Answers = NDArray[Any]
 
-SECONDS = 30.0  # for one answer of a server
+ANSWER_SECONDS = 30.0
 EXPORT_AGAIN = "export the run again: ncd-serve export RUN"
 
 
 @dataclass(frozen=True)
 class Check:
-    """One thing looked at. `missing` parts are only needed for some commands; a `problem` has to be solved."""
+    """Result of a check. `missing` parts are only needed for some commands; a `problem` must be solved."""
 
     group: str
     what: str
@@ -46,7 +46,7 @@ class Check:
 def examine(
     *, bundle: Path | None = None, repository: Path | None = None, url: str | None = None, model: str = "ncd_global"
 ) -> Iterator[Check]:
-    """Everything about this machine, and what was asked for on top; `model` is the one to ask at `url`."""
+    """Yield the checks of this machine, and of a bundle, repository or server if given; `model` is the one at `url`."""
     yield from take_steps("installation", installation_steps())
     yield from take_steps("machine", machine_steps())
     if bundle is not None:
@@ -58,7 +58,7 @@ def examine(
 
 
 def take_steps(group: str, steps: Iterator[Step], *, in_a_row: bool = False) -> Iterator[Check]:
-    """One check for each step; in a row, where each step builds on those before it, a problem ends it."""
+    """Yield a check for each step; in a sequence, where each step needs the one before, a problem ends it."""
     for what, look in steps:
         try:
             yield Check(group, what, "ok", look())
@@ -126,7 +126,7 @@ def _served_model(model: Path) -> str:
     versions = f"versions {', '.join(version.name for version in model_versions(model, parsed))}"
     if asks := facts.get(f"{FACT_PREFIX}jpeg_of"):
         if not (model.parent / asks).is_dir():
-            raise DataError(f"it takes image files for the model '{asks}', which is not there", hint=EXPORT_AGAIN)
+            raise DataError(f"it takes image files for the model '{asks}', which does not exist", hint=EXPORT_AGAIN)
         return f"{versions}; takes image files for '{asks}'"
     if PREPROCESS_FACT not in facts:
         return f"{versions}; not exported by ncd-serve: Triton serves it, `query` cannot ask it"
@@ -134,7 +134,7 @@ def _served_model(model: Path) -> str:
 
 
 def _exported_model(model: Path, config: dict[str, Any], parsed: Any) -> str:
-    """The newest version answers as the configuration says, and there is a label for every cluster."""
+    """Check that the newest version answers as configured, and that every cluster has a label."""
     try:
         contract = read_contract(config, str(model))
     except ServerError as error:
@@ -163,7 +163,7 @@ def _ask_onnx(model: Path, images: Images) -> Answers:
 
 
 def _answered(ask: Callable[[Images], Answers], *, side: int, clusters: int) -> str:
-    """Ask about two images of noise; what comes back has to be probabilities."""
+    """Send two images of noise, and check that the outputs are probabilities."""
     answers = ask(np.random.default_rng(0).integers(0, 256, (2, side, side, 3), dtype=np.uint8))
     if answers.shape != (2, clusters):
         raise DataError(f"answers of shape {answers.shape}, not {(2, clusters)}", hint=EXPORT_AGAIN)
@@ -185,7 +185,7 @@ class _ServerSteps:
         return in_background(self._ask()).result()
 
     async def _ask(self) -> str:
-        connection = Connection(self._url, self._model, timeout=SECONDS, patience=0)
+        connection = Connection(self._url, self._model, timeout=ANSWER_SECONDS, patience=0)
         try:
             version = await connection.server_version()
             try:
@@ -206,4 +206,4 @@ class _ServerSteps:
             return _answered(lambda images: client.answer(images).probabilities, side=side, clusters=clusters)
 
     def _open(self) -> Client:
-        return Client(self._url, model=self._model, timeout=SECONDS, patience=0)
+        return Client(self._url, model=self._model, timeout=ANSWER_SECONDS, patience=0)

@@ -1,7 +1,7 @@
 """Checks that `doctor` always makes: Python, packages, devices, Triton, disks and memory.
 
-Each step is a name and a function that returns what it found. It raises MissingExtraError for a part that only some
-commands need, and BrokenInstallationError, or another NcdError, for what has to be mended.
+Each step is a name and a function that returns its finding. It raises MissingExtraError for a part that only some
+commands need, and BrokenInstallationError or another NcdError for a problem.
 """
 
 from __future__ import annotations
@@ -43,15 +43,15 @@ print(json.dumps([torch.__version__, torch.version.cuda, names]))
 """
 ASK_STUB = "import platform, numpy, onnxruntime; print(platform.python_version(), numpy.__version__)"
 SHARED_MEMORY = Path("/dev/shm")
-LEAST_DISK, LEAST_SHARED, LEAST_MEMORY = 1e9, 64e6, 5e8
+MIN_DISK_BYTES, MIN_SHARED_BYTES, MIN_MEMORY_BYTES = 1e9, 64e6, 5e8
 
 
 class BrokenInstallationError(MissingExtraError):
-    """A part that is there, or always has to be, and does not work."""
+    """Part of the installation that is required or present, but does not work."""
 
 
 def installation_steps() -> Iterator[Step]:
-    """Checks that the installed packages are complete and work."""
+    """Yield checks that the installed packages are complete and work."""
     yield "python", _python
     yield "ncd-serve", partial(_packages, "")
     for extra in metadata("ncd-serve").get_all("Provides-Extra") or ():
@@ -66,7 +66,7 @@ def installation_steps() -> Iterator[Step]:
 
 
 def machine_steps() -> Iterator[Step]:
-    """Checks that there is room on disks and in memory."""
+    """Yield checks of free space on disks and in memory."""
     yield "cores, memory", _cores_and_memory
     yield "working folder", partial(_room, Path.cwd(), "free some space, or use --out FOLDER on another disk")
     yield "temporary files", partial(_room, Path(tempfile.gettempdir()), "export TMPDIR=FOLDER on another disk")
@@ -87,7 +87,7 @@ def _python() -> str:
 
 
 def _packages(extra: str) -> str:
-    """The packages of an extra, or with "" of the base, and their versions."""
+    """Return the packages of an extra, or with "" of the base, and their versions."""
     found, absent, unfit = [], [], []
     for wanted in _requirements(extra):
         try:
@@ -109,7 +109,7 @@ def _packages(extra: str) -> str:
 
 
 def _requirements(extra: str) -> list[Requirement]:
-    """What our own metadata asks for, on this machine."""
+    """Return the requirements of this package on this machine, from its metadata."""
     from packaging.requirements import Requirement
 
     def holds(wanted: Requirement, extra: str) -> bool:
@@ -120,7 +120,7 @@ def _requirements(extra: str) -> list[Requirement]:
 
 
 def _torch() -> str:
-    """What torch says in a process of its own: this one stays without it."""
+    """Return version and devices of torch, from a separate process: this one does not import it."""
     try:
         version("torch")
     except PackageNotFoundError:
@@ -146,7 +146,7 @@ def _ask_child(command: list[str], *, mend: str, environment: dict[str, str] | N
     except subprocess.TimeoutExpired:
         raise BrokenInstallationError(f"no answer within {CHILD_SECONDS} s", hint=mend) from None
     except subprocess.CalledProcessError as error:
-        last_words = error.stderr.strip().splitlines() or [f"ends with code {error.returncode}"]
+        last_words = error.stderr.strip().splitlines() or [f"exit code {error.returncode}"]
         raise BrokenInstallationError(last_words[-1], hint=mend) from None
     return done.stdout
 
@@ -163,7 +163,7 @@ def _onnxruntime() -> str:
 
 
 def _provider(device: Device, libraries: str) -> str:
-    """One that is listed may lack its libraries or its GPU: only a session tells."""
+    """Check an ONNX Runtime provider with a session: a listed one may lack its libraries or its GPU."""
     try:
         _open_tiny_model(device)
     except MissingExtraError as error:
@@ -181,7 +181,7 @@ def _open_tiny_model(device: Device) -> None:
 
 
 def _triton() -> str:
-    """The binary and its version, which it only tells when it starts: here on a repository that is not there."""
+    """Return Triton's binary and version, which it prints only at a start: here on a repository that does not exist."""
     install = find_triton()
     with tempfile.TemporaryDirectory() as folder:
         backends = install.lay_out(Path(folder) / "backends")
@@ -195,13 +195,13 @@ def _triton() -> str:
     said = done.stdout + done.stderr
     told = re.search(r"server_version\s*\|\s*(\S+)", said)
     if told is None:
-        last_words = said.strip().splitlines() or [f"ends with code {done.returncode}"]
+        last_words = said.strip().splitlines() or [f"exit code {done.returncode}"]
         raise ServerError(f"Triton does not start: {last_words[-1]}", hint=f"try it: {install.executable} --help")
     return f"{told[1]} from {'the wheel' if install.source == 'wheel' else install.source}: {install.executable}"
 
 
 def _stub() -> str:
-    """The Python that runs models inside the wheel's server, with its numpy; `find_triton` refuses numpy 2."""
+    """Return the Python that runs models inside the wheel's server, with its numpy; `find_triton` rejects numpy 2."""
     install = find_triton()
     if install.source == "PATH":
         return "the server's own"
@@ -215,13 +215,13 @@ def _cores_and_memory() -> str:
     cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
     total, free = _memory()
     found = f"{cores} cores, {_size(free)} of {_size(total)} free"
-    if free < LEAST_MEMORY:
+    if free < MIN_MEMORY_BYTES:
         raise BrokenInstallationError(found, hint="end other programs, or train with smaller batches")
     return found
 
 
 def _memory() -> tuple[float, float]:
-    """All memory and what is free of it, in bytes; a container's limit counts where there is one."""
+    """Return total and free memory in bytes, within the limit of a container if there is one."""
     pages = {name: os.sysconf(name) for name in ("SC_PAGE_SIZE", "SC_PHYS_PAGES")}
     total = free = float(pages["SC_PAGE_SIZE"] * pages["SC_PHYS_PAGES"])
     if told := re.search(r"MemAvailable:\s+(\d+) kB", _read("/proc/meminfo")):
@@ -244,7 +244,7 @@ def _room(folder: Path, mend: str) -> str:
     found = f"{_size(free)} free in {folder}"
     if not os.access(folder, os.W_OK):
         raise DataError(f"{folder} cannot be written to", hint=mend)
-    if free < LEAST_DISK:
+    if free < MIN_DISK_BYTES:
         raise DataError(found, hint=mend)
     return found
 
@@ -252,7 +252,7 @@ def _room(folder: Path, mend: str) -> str:
 def _shared_memory() -> str:
     free = shutil.disk_usage(SHARED_MEMORY).free
     found = f"{_size(free)} free in {SHARED_MEMORY}, which Triton passes images through"
-    if free < LEAST_SHARED:
+    if free < MIN_SHARED_BYTES:
         raise ServerError(found, hint=f"mount -o remount,size=1G {SHARED_MEMORY}, or in Docker: --shm-size=1g")
     return found
 

@@ -1,4 +1,4 @@
-"""`doctor --self-test`: train, export and serve a small model on whatever is here, and compare it with the CPU.
+"""`doctor --self-test`: train, export and serve a small model on all devices of this machine, and compare with the CPU.
 
 Torch works in one child process (`ncd_export.self_test`), so that a crash of a driver is a line of the report. ONNX
 Runtime and Triton are asked from here. All files are in a temporary folder; nothing needs the network.
@@ -40,7 +40,7 @@ BUNDLE, REPOSITORY, IMAGES, ANSWERS = "bundle", "repository", "images.npy", "ans
 MODEL_NAME = "ncd_global"
 _TRAINING = ("float32", "tf32", "mixed precision", "compiled")
 _FLOATS = ("confidence", "probabilities", "embedding")
-_BATCHES = (1, 7, 64)
+_BATCH_SIZES = (1, 7, 64)
 # Largest differences from torch on the CPU. GPUs round float32 to TF32 (10 bits) in convolutions.
 _LIMITS = {Device.CPU: 1e-4, Device.CUDA: 0.01, Device.TENSORRT: 0.01}
 _TRITON_LIMIT = 1e-4  # its model computes on the CPU
@@ -49,7 +49,7 @@ _READY_SECONDS = 120
 
 
 def run_self_test() -> Iterator[Check]:
-    """One check for each precision, for the export, each ONNX Runtime provider and Triton; the verdict is the last."""
+    """Yield a check for each precision, the export, each ONNX Runtime provider and Triton; the last is the verdict."""
     checks: list[Check] = []
     with tempfile.TemporaryDirectory(prefix="ncd-self-test-") as name:
         folder = Path(name)
@@ -66,9 +66,9 @@ def _train_and_serve(folder: Path) -> Iterator[Check]:
 
 
 def _child_checks(folder: Path) -> Iterator[Check]:
-    """Checks of the process that trains and exports, as they come."""
+    """Yield the checks of the process that trains and exports, one by one."""
     command = [sys.executable, "-m", "ncd_export.self_test", str(folder)]
-    # What torch compiles goes where it is removed with the rest.
+    # Compiled code goes to the temporary folder, which is removed.
     environment = {**os.environ, "TMPDIR": str(folder), "TORCHINDUCTOR_CACHE_DIR": str(folder / "compiled")}
     log = folder / "log.txt"
     with (
@@ -108,23 +108,23 @@ def _compare_provider(model: Path, images: Images, expected: Answers, *, device:
 
 
 def _ask_onnx(model: Path, images: Images, *, device: Device, hint: str) -> dict[str, NDArray[Any]]:
-    """All answers for all images, for each size of batches; MissingExtraError where the device cannot be used."""
+    """Return the outputs for all images at each batch size; raise MissingExtraError if the device cannot be used."""
     session = open_session(model, device=device)
     names = [output.name for output in session.get_outputs()]
     try:
         outputs = [
             session.run(names, {"image": images[start : start + size]})
-            for size in _BATCHES
+            for size in _BATCH_SIZES
             for start in range(0, len(images), size)
         ]
     except Exception as error:  # its errors have no class in common
-        raise NcdError(f"it fails: {str(error).partition(chr(10))[0]}", hint=hint) from None
+        raise NcdError(f"ONNX Runtime fails: {str(error).partition(chr(10))[0]}", hint=hint) from None
     columns = (np.concatenate(column) for column in zip(*outputs, strict=True))
     return dict(zip(names, columns, strict=True))
 
 
 def _compare_triton(folder: Path, images: Images) -> str:
-    """Start a server on the exported repository and ask it what ONNX Runtime was asked."""
+    """Start a server on the exported repository, and compare its outputs with those of ONNX Runtime."""
     with TritonServer(folder / REPOSITORY) as server:
         server.wait_ready(_READY_SECONDS)
         with Client(server.grpc_url, model=MODEL_NAME) as client:
@@ -136,7 +136,7 @@ def _compare_triton(folder: Path, images: Images) -> str:
 
 
 def compare_answers(found: Answers, expected: Answers, *, limit: float, hint: str) -> str:
-    """`answers for 40 images, which differ by 1e-07 (limit 0.0001)`; NcdError beyond the limit.
+    """Return `answers for 40 images, which differ by 1e-07 (limit 0.0001)`; raise NcdError beyond the limit.
 
     `found` may hold the answers several times over. Ids are compared with the probabilities that they come with: where
     two clusters are almost equal, rounding may choose either. `fit` has such limits, too, and follows from the rest.
@@ -152,14 +152,14 @@ def compare_answers(found: Answers, expected: Answers, *, limit: float, hint: st
 
 
 def _difference(found: NDArray[Any], expected: NDArray[Any]) -> float:
-    """Largest difference, relative where values are larger than 1: embeddings have no fixed scale."""
+    """Return the largest difference, relative if values exceed 1: embeddings have no fixed scale."""
     expected = np.concatenate([expected] * (len(found) // len(expected)))
     largest = float(np.abs(found - expected).max() / max(1.0, np.abs(expected).max()))
     return largest if math.isfinite(largest) else math.inf  # nothing compares with NaN
 
 
 def verdict(checks: Sequence[Check]) -> Check:
-    """The last line: what works as it does on the CPU, what does not, what could not be tested."""
+    """Return the final check: devices that agree with the CPU, those that do not, and those that were not tested."""
     passed = {check.what for check in checks if check.verdict == "ok"}
     wrong = [check.what for check in checks if check.verdict == "problem"]
     untested = [check.what for check in checks if check.verdict == "missing"]

@@ -27,8 +27,8 @@ if TYPE_CHECKING:
     Ids = NDArray[np.integer[Any]]
     Floats = NDArray[np.floating[Any]]
 
-FEWEST = 20  # images that can be compared at all
-_CHANCE = 0.001  # how often a batch of the same kind may be taken for another, by each question
+MIN_IMAGES = 20  # for a comparison
+_FALSE_ALARM_RATE = 0.001  # of each test, on a batch of the same kind
 _LARGE = {"cluster shares": 0.15, "confidence": 0.25, "fit": 0.15}
 _DRAWS, _SEED = 2000, 0
 _BINS = 10  # of the pictured confidences
@@ -36,7 +36,7 @@ _BINS = 10  # of the pictured confidences
 
 @dataclass(frozen=True)
 class Measure:
-    """One test: the difference of a batch, and the limit above which it counts as drift."""
+    """Result of one test: the difference of a batch, and the limit above which it counts as drift."""
 
     name: str
     meaning: str
@@ -50,8 +50,8 @@ class Measure:
 
 
 @dataclass(frozen=True)
-class Share:
-    """A cluster's part of the images, then and now."""
+class ClusterShare:
+    """Share of a cluster in the training images and in the batch."""
 
     cluster_id: int
     name: str
@@ -61,14 +61,14 @@ class Share:
 
 @dataclass(frozen=True)
 class Drift:
-    """A batch beside the training images."""
+    """Comparison of a batch with the training images."""
 
     images: int
     unreadable: int
     measures: list[Measure]
-    shares: list[Share]  # of all clusters
+    shares: list[ClusterShare]  # of all clusters
     confidences: dict[str, list[float]]  # shares of images by tenths of confidence, then and now
-    fits: dict[str, dict[str, float]]  # shares of images by fit, then and now; empty where the model cannot tell
+    fits: dict[str, dict[str, float]]  # shares of images by fit, in training and now; empty if the model has no fit
 
     @property
     def drifted(self) -> bool:
@@ -77,7 +77,7 @@ class Drift:
 
 
 def find_drift(rows: Sequence[Prediction] | str | Path, bundle: Bundle | str | Path) -> Drift:
-    """Compare rows with the images of a bundle; DataError when there are too few, or they are another model's.
+    """Compare rows with the images of a bundle; raise DataError for too few rows, or rows of another model.
 
     Rows are predictions or a file of them.
     """
@@ -112,16 +112,16 @@ def _compare(rows: Sequence[Prediction], bundle: Bundle) -> Drift:
         images=len(answered),
         unreadable=len(rows) - len(answered),
         measures=measures,
-        shares=[Share(number, *pair) for number, pair in enumerate(pairs)],
+        shares=[ClusterShare(number, *pair) for number, pair in enumerate(pairs)],
         confidences={"training": _histogram(then), "batch": _histogram(now)},
         fits=fits,
     )
 
 
 def _check(answered: Sequence[Prediction], bundle: Bundle) -> None:
-    if len(answered) < FEWEST:
+    if len(answered) < MIN_IMAGES:
         raise DataError(
-            f"{len(answered)} rows of readable images are too few to compare", hint=f"give at least {FEWEST}"
+            f"{len(answered)} rows of readable images are too few to compare", hint=f"give at least {MIN_IMAGES}"
         )
     clusters = len(bundle.manifest.cluster_names)
     foreign = [row for row in answered if row.cluster_id is None or not 0 <= row.cluster_id < clusters]
@@ -133,7 +133,7 @@ def _check(answered: Sequence[Prediction], bundle: Bundle) -> None:
 
 
 def _shares_differ(training: Floats | Ids, batch: Ids) -> Measure:
-    """Half the sum of the differences; chance is how far samples of the training shares stray from them."""
+    """Compare shares: half the sum of differences; the limit is its spread in samples of the training shares."""
     images, shares = int(batch.sum()), _part(training)
     # Training images are a sample, too: both stray.
     rng, both = np.random.default_rng(_SEED), 1 / (1 / images + 1 / max(training.sum(), 1))
@@ -142,23 +142,23 @@ def _shares_differ(training: Floats | Ids, batch: Ids) -> Measure:
         "cluster shares",
         "images that would have to change their cluster",
         float(np.abs(_part(batch) - shares).sum() / 2),
-        max(_LARGE["cluster shares"], float(np.quantile(strays, 1 - _CHANCE))),
+        max(_LARGE["cluster shares"], float(np.quantile(strays, 1 - _FALSE_ALARM_RATE))),
     )
 
 
 def _confidences_differ(training: Floats, batch: Floats) -> Measure:
-    """Kolmogorov and Smirnov's distance, with their limit for large samples."""
+    """Compare confidences by the Kolmogorov-Smirnov distance, with its limit for large samples."""
     meaning = "largest difference of the shares below any confidence"
     if not (len(training) and len(batch)):
         return Measure("confidence", meaning, 0.0, 1.0)
     values = np.concatenate([training, batch])
     below = [np.searchsorted(np.sort(sample), values, side="right") / len(sample) for sample in (training, batch)]
-    chance = math.sqrt(-math.log(_CHANCE / 2) / 2 * (1 / len(training) + 1 / len(batch)))
+    chance = math.sqrt(-math.log(_FALSE_ALARM_RATE / 2) / 2 * (1 / len(training) + 1 / len(batch)))
     return Measure("confidence", meaning, float(np.abs(below[0] - below[1]).max()), max(_LARGE["confidence"], chance))
 
 
 def _fits_differ(training: Ids, batch: Ids) -> Measure:
-    """Share of images beyond a fence, minus that of training; chance is its spread in samples of training images."""
+    """Compare the shares of images beyond a limit of fit; the limit is the spread in samples of training images."""
     typical = FITS.index("typical")
     expected = float(((training != typical).sum() + 1) / (len(training) + 2))
     strays = np.random.default_rng(_SEED).binomial(len(batch), expected, _DRAWS) / len(batch) - expected
@@ -166,7 +166,7 @@ def _fits_differ(training: Ids, batch: Ids) -> Measure:
         "fit",
         "more images that are unusual or outliers",
         float((batch != typical).mean()) - expected,
-        max(_LARGE["fit"], float(np.quantile(strays, 1 - _CHANCE))),
+        max(_LARGE["fit"], float(np.quantile(strays, 1 - _FALSE_ALARM_RATE))),
     )
 
 

@@ -1,4 +1,4 @@
-"""A picture of drift, as SVG: it needs no library, and follows the reader's light or dark."""
+"""Picture of drift as SVG: needs no library, and follows the reader's light or dark mode."""
 
 from __future__ import annotations
 
@@ -17,14 +17,14 @@ _MAX_CLUSTERS_DRAWN = 40  # clusters that are drawn: those whose shares changed 
 
 
 class _Bars(NamedTuple):
-    """A group of the picture: what each pair of bars is, then and now."""
+    """Group of bars in the picture, with a label for each pair (training and batch)."""
 
     title: str
     bars: list[tuple[str, float, float]]
 
 
 def draw_drift(found: Drift, target: Path, *, title: str) -> None:
-    """Pairs of bars, training beside the batch: shares of clusters, of confidences and of fits."""
+    """Draw pairs of bars, training beside the batch: shares of clusters, of confidences and of fits."""
     changed = sorted(found.shares, key=lambda share: -abs(share.batch - share.training))[:_MAX_CLUSTERS_DRAWN]
     names = (
         f"the {_MAX_CLUSTERS_DRAWN} clusters that changed most"

@@ -11,7 +11,7 @@ import numpy as np
 from ncd_serve.bundle import MANIFEST
 from ncd_serve.errors import DataError, UsageError
 from ncd_serve.files import atomic_path
-from ncd_serve.gallery.clusters import describe
+from ncd_serve.gallery.clusters import describe_clusters
 from ncd_serve.gallery.collection import Collection
 from ncd_serve.gallery.page import page_data, write_page
 from ncd_serve.gallery.projection import MapKind, choose_kind, places
@@ -52,7 +52,7 @@ def make_gallery(
 
 
 def _default_page(source: Path) -> Path:
-    """Beside a file, inside a run, and beside a bundle, whose files are counted."""
+    """Return the default page: beside a rows file, inside a run, beside a bundle (whose files are fixed)."""
     if source.is_dir() and not (source / MANIFEST).is_file():
         return source / "gallery.html"
     whole = source.resolve()
@@ -68,7 +68,7 @@ def build_gallery(
     progress: Progress = SILENT,
 ) -> Gallery:
     """Write the page of a collection, atomically."""
-    clusters, central = describe(shown)
+    clusters, central = describe_clusters(shown)
     kind, where = _draw_map(shown, kind, progress)
     size = tile_size(len(shown.paths))
     sheets = make_sheets(shown.files, clusters, size=size, progress=progress)
@@ -84,7 +84,7 @@ def build_gallery(
 
 
 def _draw_map(shown: Collection, kind: MapKind | None, progress: Progress) -> tuple[MapKind, Floats | None]:
-    """Places of the images and, after them, of the background."""
+    """Return the places of the images, followed by those of the background."""
     if shown.embeddings is None or kind is MapKind.NONE:
         return MapKind.NONE, None
     vectors = shown.embeddings if shown.background is None else np.concatenate([shown.embeddings, shown.background])

@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from ncd_serve.gallery.collection import Collection, Floats, Ids
 
 CENTRAL, DOUBTFUL = 16, 6  # images that a cluster is introduced by, at most
-_DOUBTFUL_SHARE = 4  # one in so many, where there are few
+_DOUBTFUL_SHARE = 4  # one in four images of a small cluster
 _NEAREST = 4
 _MAIN_CLASSES = 5
 
@@ -39,16 +39,18 @@ class Cluster:
         return self.truths[0][1] / len(self.images) if self.truths else None
 
 
-def describe(shown: Collection) -> tuple[list[Cluster], Floats]:
-    """The clusters that have images, the largest first, and how central each image is in its own, [N]."""
+def describe_clusters(shown: Collection) -> tuple[list[Cluster], Floats]:
+    """Return the clusters that have images, the largest first, and the centrality of each image in its cluster [N]."""
     centres = _centres(shown)
     central = _centrality(shown, centres)
     numbers = [int(number) for number in np.unique(shown.cluster_ids)]
-    clusters = [_describe(shown, number, central, _nearest(shown, number, numbers, centres)) for number in numbers]
+    clusters = [
+        _describe_cluster(shown, number, central, _nearest(shown, number, numbers, centres)) for number in numbers
+    ]
     return sorted(clusters, key=lambda cluster: (-cluster.count, cluster.number)), central
 
 
-def _describe(shown: Collection, number: int, central: Floats, nearest: list[tuple[int, float]]) -> Cluster:
+def _describe_cluster(shown: Collection, number: int, central: Floats, nearest: list[tuple[int, float]]) -> Cluster:
     rows = np.flatnonzero(shown.cluster_ids == number)
     fits = np.bincount(shown.fits[rows], minlength=len(FITS)).tolist() if shown.fits is not None else None
     images, introduced = _arrange(rows, central[rows], shown.confidences[rows])
@@ -75,7 +77,7 @@ def _arrange(rows: Ids, central: Floats, confidences: Floats) -> tuple[list[int]
 
 
 def _centres(shown: Collection) -> Floats | None:
-    """Mean directions of all clusters, [C, d]; zeros where a cluster has no image."""
+    """Return the mean directions of all clusters [C, d]; zeros for a cluster without images."""
     if shown.embeddings is None:
         return None
     sums = np.zeros((len(shown.counts), shown.embeddings.shape[1]), np.float32)
@@ -84,7 +86,7 @@ def _centres(shown: Collection) -> Floats | None:
 
 
 def _centrality(shown: Collection, centres: Floats | None) -> Floats:
-    """Cosine with the cluster's centre; confidence where there are no embeddings."""
+    """Return the cosine with the cluster's centre, or the confidence if there are no embeddings."""
     if centres is None or shown.embeddings is None:
         return shown.confidences
     central: Floats = (directions(shown.embeddings) * centres[shown.cluster_ids]).sum(1)

@@ -16,7 +16,7 @@ Kind = Literal["run", "bundle", "rows"]
 
 @dataclass(frozen=True)
 class GivenNames:
-    """Names, merges and junk that people have given so far."""
+    """Names, merges and junk marks that people have given so far."""
 
     defaults: list[str]  # what every cluster is called while it has no name, by id
     names: dict[int, str] = field(default_factory=dict)
@@ -51,7 +51,7 @@ class Collection:
     rivals: Ids | None = None  # [N] the second likeliest clusters, -1 where there is none
     known_ids: dict[int, Ids] = field(default_factory=dict)  # by cluster: the known classes that its images resemble
     known_classes: list[str] = field(default_factory=list)
-    truth: list[str] = field(default_factory=list)  # true classes, for reports alone; empty where nobody knows them
+    truth: list[str] = field(default_factory=list)  # true classes, only for reports; empty if not known
     matched: list[str] = field(default_factory=list)  # [C] the true class of each cluster, "" for none; or empty
     failures: list[tuple[str, str]] = field(default_factory=list)  # images without a cluster, and why
 

@@ -13,7 +13,7 @@ if TYPE_CHECKING:
 
 
 def confusion_data(shown: Collection, numbers: Sequence[int]) -> dict[str, Any] | None:
-    """The table for the page's script; `numbers` are the clusters, the largest first. None without true classes.
+    """Return the table for the page's script, None without true classes; `numbers` are the clusters, the largest first.
 
     Matched clusters and classes come first, on the diagonal. Where no matching is stored, clusters stay in their order,
     each class is at its largest cluster, and there is no accuracy.
@@ -37,7 +37,7 @@ def confusion_data(shown: Collection, numbers: Sequence[int]) -> dict[str, Any] 
 
 
 def contingency(cluster_ids: Ids, truth: list[str], *, clusters: int) -> tuple[list[str], Ids]:
-    """The true classes by name, and how many images of each are in each cluster, [C, T]."""
+    """Return the names of the true classes, and the number of images of each cluster and class [C, T]."""
     classes, class_ids = np.unique(np.array(truth), return_inverse=True)
     table = np.zeros((clusters, len(classes)), np.int64)
     np.add.at(table, (cluster_ids, class_ids), 1)
@@ -45,7 +45,7 @@ def contingency(cluster_ids: Ids, truth: list[str], *, clusters: int) -> tuple[l
 
 
 def _stored_pairs(matched: Sequence[str], numbers: Sequence[int], classes: list[str]) -> list[tuple[int, int]]:
-    """(row, column) of each cluster and its class, as far as both are shown."""
+    """Return (row, column) of each cluster and its class, if both are shown."""
     column_of = {name: column for column, name in enumerate(classes)}
     return [
         (row, column_of[matched[number]])

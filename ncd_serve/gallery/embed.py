@@ -27,7 +27,7 @@ _BATCH = 32
 
 
 def embed(bundle: Bundle, files: Sequence[Path], *, progress: Progress) -> list[Floats | str]:
-    """The embedding [d] of each image, or the reason why there is none."""
+    """Return the embedding [d] of each image, or the reason why there is none."""
     session = open_session(bundle.model_path)
     load = partial(_try_load, spec=bundle.manifest.preprocess)
     answers: list[Floats | str] = []

@@ -1,4 +1,4 @@
-"""The page itself: data as JSON, sheets as text, one script and one style that its policy knows by their hashes."""
+"""Page of the gallery: data as JSON, sheets as text, one script and one style that its policy allows by hash."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ def page_data(
     kind: MapKind,
     where: Floats | None,
 ) -> dict[str, Any]:
-    """Data of the page's script: images in the order of the sheets, column by column."""
+    """Return the data of the page's script: images in the order of the sheets, column by column."""
     naming = shown.naming
     order = [row for cluster in clusters for row in cluster.images]
     starts = [0, *accumulate(len(rows) for _, rows in parts(clusters))]
@@ -75,7 +75,7 @@ def page_data(
 
 
 def _root(shown: Collection) -> str | None:
-    """The folder that all paths are below, for links to the files."""
+    """Return the common folder of all paths, for links to the files."""
     together = all(shown.root / path == file for path, file in zip(shown.paths, shown.files, strict=True))
     return printable(shown.root.absolute()) if together else None
 
@@ -141,5 +141,5 @@ def _part(name: str) -> str:
 
 
 def _hash(text: str) -> str:
-    """Hash of an inline script or style, as a content security policy names it."""
+    """Return the hash of an inline script or style in the form of a content security policy."""
     return "sha256-" + base64.b64encode(hashlib.sha256(text.encode()).digest()).decode()

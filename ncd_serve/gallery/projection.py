@@ -14,8 +14,8 @@ from ncd_serve.fit import directions
 if TYPE_CHECKING:
     from ncd_serve.gallery.collection import Floats
 
-MOST_FOR_TSNE = 5000  # a minute; the time grows faster than the images
-_FEWEST_FOR_TSNE = 10
+MAX_TSNE_IMAGES = 5000  # a minute; the time grows faster than the images
+_MIN_TSNE_IMAGES = 10
 _PCA_DIM = 50  # t-SNE's authors reduce to this first: distances stay, noise and time shrink
 
 
@@ -28,21 +28,21 @@ class MapKind(str, Enum):
 
 
 def choose_kind(images: int) -> MapKind:
-    """The better map, t-SNE, where it is at hand and does not take long."""
-    possible = _FEWEST_FOR_TSNE <= images <= MOST_FOR_TSNE and find_spec("sklearn") is not None
+    """Return the kind of map: t-SNE if it is installed and fast enough, else PCA."""
+    possible = _MIN_TSNE_IMAGES <= images <= MAX_TSNE_IMAGES and find_spec("sklearn") is not None
     return MapKind.TSNE if possible else MapKind.PCA
 
 
 def places(embeddings: Floats, kind: MapKind) -> Floats:
-    """Places [N, 2] around the middle of a square of side 1; the same embeddings always give the same ones."""
-    few = len(embeddings) < _FEWEST_FOR_TSNE
+    """Return places [N, 2] around the middle of a unit square; deterministic."""
+    few = len(embeddings) < _MIN_TSNE_IMAGES
     found = tsne(embeddings) if kind is MapKind.TSNE and not few else principal(directions(embeddings), 2)
     middle, reach = (found.max(0) + found.min(0)) / 2, float(np.ptp(found, axis=0).max()) or 1.0
     return (0.5 + (found - middle) / reach).astype(np.float32)
 
 
 def principal(vectors: Floats, count: int) -> Floats:
-    """The vectors [N, d] along the `count` directions in which they vary most, the largest entry of each positive."""
+    """Project vectors [N, d] onto their first `count` principal directions, the largest entry of each positive."""
     centred = (vectors - vectors.mean(0)).astype(np.float64)
     _, axes = np.linalg.eigh(centred.T @ centred)
     axes = axes[:, ::-1][:, :count]
@@ -52,7 +52,7 @@ def principal(vectors: Floats, count: int) -> Floats:
 
 
 def tsne(embeddings: Floats, *, seed: int = 0) -> Floats:
-    """Places [N, 2] by t-SNE of the embeddings' directions; the seed alone decides them. Needs scikit-learn."""
+    """Return places [N, 2] by t-SNE of the embeddings' directions; they depend on the seed only. Needs scikit-learn."""
     with needs_extra("train"):
         from sklearn.manifold import TSNE
 

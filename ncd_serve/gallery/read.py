@@ -16,7 +16,7 @@ from ncd_serve.gallery.collection import Collection, GivenNames, Ids
 from ncd_serve.gallery.embed import embed
 from ncd_serve.naming import cluster_states, default_names, known_clusters
 from ncd_serve.progress import SILENT, Progress
-from ncd_serve.reference import MOST_IMAGES, REFERENCE, Reference
+from ncd_serve.reference import MAX_IMAGES, REFERENCE, Reference
 from ncd_serve.rows.tables import read_rows
 
 if TYPE_CHECKING:
@@ -34,21 +34,21 @@ def read_source(
     images: str | Path | None = None,
     progress: Progress = SILENT,
 ) -> Collection:
-    """Read what is to be shown; `images` is where the images are now, `bundle` the model that made the rows."""
+    """Read a run, a bundle or rows; `images` is the present folder of the images, `bundle` the model of the rows."""
     source, images = Path(source), Path(images) if images else None
     if not source.exists():
         raise DataError(f"no such file or folder: {source}", hint="give a run, a bundle, or rows of query or assign")
     if source.is_file():
         shown = _read_rows(source, Bundle.read(bundle) if bundle else None, images, progress)
     elif bundle:
-        raise UsageError("--bundle belongs to rows", hint=f"ncd-serve gallery {source}")
+        raise UsageError("--bundle is only for rows", hint=f"ncd-serve gallery {source}")
     elif (source / MANIFEST).is_file():
         found = Bundle.read(source)
         shown = replace(_of_reference(found.reference(), _naming(found), source, images), kind="bundle")
     else:
         shown = read_run(source, images)
     if not any(file.is_file() for file in shown.files):
-        raise DataError(f"none of the images is below {shown.root}", hint="say where they are now: --images DIR")
+        raise DataError(f"none of the images is below {shown.root}", hint="give their present folder with --images DIR")
     return shown
 
 
@@ -119,7 +119,7 @@ def _read_rows(source: Path, bundle: Bundle | None, images: Path | None, progres
     if ids.min() < 0 or ids.max() >= len(naming.defaults):
         raise DataError(f"{source} has clusters that the bundle does not have", hint="give the bundle that made it")
     counts = np.bincount(ids, minlength=len(naming.defaults))
-    rows = rows[:: -(-len(rows) // MOST_IMAGES)]
+    rows = rows[:: -(-len(rows) // MAX_IMAGES)]
     root = _common_folder([row.path for row in rows])
     files = [_place(row.path, root, images) for row in rows]
     shown = Collection(
@@ -140,7 +140,7 @@ def _read_rows(source: Path, bundle: Bundle | None, images: Path | None, progres
 
 
 def _naming_of(rows: Sequence[Prediction]) -> GivenNames:
-    """The names that rows have, without a bundle to keep new ones in."""
+    """Return the names in the rows; without a bundle, new names cannot be stored."""
     answers = [candidate for row in rows for candidate in row.top_k]
     labels = {answer.cluster_id: answer.cluster_name for answer in answers}
     labels |= {row.cluster_id: row.cluster_name for row in rows if row.cluster_id is not None and row.cluster_name}
@@ -165,7 +165,7 @@ def _below(path: str, root: Path) -> str:
 
 
 def _place(path: str, root: Path, images: Path | None) -> Path:
-    """File of an image of the rows: as it was named, or below the folder that the images are in now."""
+    """Return the file of an image in the rows: at its path, or below the folder that now holds the images."""
     if images is None:
         return Path(path)
     as_named = images / Path(path).relative_to(Path(path).anchor)
@@ -178,7 +178,9 @@ def _with_model(shown: Collection, bundle: Bundle, progress: Progress) -> Collec
     kept = [row for row, answer in enumerate(answers) if not isinstance(answer, str)]
     gone = [(shown.paths[row], answer) for row, answer in enumerate(answers) if isinstance(answer, str)]
     if not kept:
-        raise DataError(f"none of the images can be read: {gone[0][1]}", hint="say where they are now: --images DIR")
+        raise DataError(
+            f"none of the images can be read: {gone[0][1]}", hint="give their present folder with --images DIR"
+        )
     embeddings = np.stack([answers[row] for row in kept])
     reference = bundle.reference()
     ids, confidences = shown.cluster_ids[kept], shown.confidences[kept]

@@ -42,12 +42,12 @@ class Sheet:
 
 
 def tile_size(images: int) -> int:
-    """The thumbnails' width and height in pixels."""
+    """Return width and height of the thumbnails in pixels."""
     return _LARGE_TILE if images <= _MAX_IMAGES_WITH_LARGE_TILES else _SMALL_TILE
 
 
 def parts(clusters: Sequence[Cluster]) -> Iterator[tuple[bool, list[int]]]:
-    """The images of each sheet, and whether it is the first of its cluster."""
+    """Yield the images of each sheet, and True for the first sheet of a cluster."""
     for cluster in clusters:
         yield True, cluster.images[:_FIRST_SHEET_IMAGES]
         for start in range(_FIRST_SHEET_IMAGES, len(cluster.images), _MAX_SHEET_IMAGES):

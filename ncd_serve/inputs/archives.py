@@ -34,7 +34,7 @@ _DAMAGE = (tarfile.TarError, zipfile.BadZipFile, zlib.error, lzma.LZMAError, EOF
 
 
 class Archive(Protocol):
-    """Methods that an archive needs: a `Path` has them, and a file elsewhere can."""
+    """Protocol of an archive file: the methods of `Path` that are needed, so that remote files can have them."""
 
     @property
     def name(self) -> str:
@@ -42,7 +42,7 @@ class Archive(Protocol):
         ...
 
     def open(self, mode: Literal["rb"]) -> IO[bytes]:
-        """Its bytes, from where one can go back."""
+        """Open the archive as a seekable stream of bytes."""
         ...
 
 
@@ -52,9 +52,9 @@ def is_archive(path: Archive) -> bool:
 
 
 def count_images(archive: Archive) -> int | None:
-    """Number of images in an archive, if that is cheap to know; DataError if it is no archive or has none.
+    """Return the number of images in an archive, None if counting is slow; raise DataError for none or no archive.
 
-    The archive is closed again.
+    Closes the archive.
     """
     with _damage_as_error(archive):
         if not _is_zip(archive):
@@ -65,9 +65,9 @@ def count_images(archive: Archive) -> int | None:
 
 
 def images_in_archive(archive: Archive) -> Iterator[Source]:
-    """The images in an archive in its order, which is open from the first to the last; DataError if it is no archive.
+    """Yield the images of an archive in its order; it is open until the last one. Raise DataError if it is no archive.
 
-    A tar that turns out to be damaged, or to hold no image, gets a row of its own that says so.
+    A tar that turns out to be damaged or without images yields one broken image with the reason.
     """
     with _damage_as_error(archive):
         if not _is_zip(archive):
@@ -80,7 +80,7 @@ def images_in_archive(archive: Archive) -> Iterator[Source]:
 
 
 def images_when_due(archive: Archive) -> Iterator[Source]:
-    """The images in an archive that is opened when the first is wanted; damage done since it was checked is a row."""
+    """Yield the images of an archive that is opened at the first one; later damage becomes a row with the reason."""
     try:
         yield from images_in_archive(archive)
     except DataError as error:
@@ -123,7 +123,7 @@ def _unzip(archive: zipfile.ZipFile, info: zipfile.ZipInfo) -> bytes:
 
 
 def _tarred(archive: Archive) -> Iterator[Source]:
-    """Read while walking: the members of a compressed tar can be had in their order alone."""
+    """Yield members while reading: those of a compressed tar can only be read in order."""
     empty = True
     try:
         with _open_tar(archive) as opened:
@@ -182,7 +182,7 @@ class _Limited:
 
 
 def _check_end(opened: Any) -> None:
-    """Tell the end from damage: `tarfile` takes whatever is no member for the end."""
+    """Raise an error if the archive is damaged: `tarfile` takes anything that is no member for the end."""
     opened.fileobj.seek(opened.offset)
     if opened.fileobj.read(tarfile.BLOCKSIZE) != tarfile.NUL * tarfile.BLOCKSIZE:
         raise DataError("the archive is cut off or damaged")

@@ -10,23 +10,23 @@ from urllib.error import URLError
 from ncd_serve.errors import DataError
 from ncd_serve.preprocess import MAX_BYTES
 
-SECONDS = 30.0
+DOWNLOAD_SECONDS = 30.0
 _PIECE = 1 << 16
 
 
 def fetch(url: str) -> bytes:
-    """The bytes that a URL answers with, or DataError with the reason."""
-    deadline = time.monotonic() + SECONDS
+    """Return the bytes at a URL; raise DataError with the reason of a failure."""
+    deadline = time.monotonic() + DOWNLOAD_SECONDS
     pieces, size = [], 0
     try:
-        with _opener().open(url, timeout=SECONDS) as answer:
+        with _opener().open(url, timeout=DOWNLOAD_SECONDS) as answer:
             while piece := answer.read1(_PIECE):
                 pieces.append(piece)
                 size += len(piece)
                 if size > MAX_BYTES:
                     raise DataError(f"more than {MAX_BYTES:,} bytes")
                 if time.monotonic() > deadline:
-                    raise DataError(f"not complete after {SECONDS:g} s")
+                    raise DataError(f"not complete after {DOWNLOAD_SECONDS:g} s")
     except URLError as error:
         raise DataError(f"cannot be fetched: {error.reason}") from None
     except (OSError, HTTPException, ValueError) as error:
@@ -35,7 +35,7 @@ def fetch(url: str) -> bytes:
 
 
 def _opener() -> request.OpenerDirector:
-    """HTTP alone: the usual opener would follow a redirection to ftp, too."""
+    """Return an opener for HTTP only: the default one would follow redirects to ftp."""
     opener = request.OpenerDirector()
     for handler in (
         request.ProxyHandler,

@@ -25,12 +25,12 @@ class Source(NamedTuple):
 
     @classmethod
     def of(cls, path: str | Path) -> Source:
-        """A file on disk."""
+        """Return the image in a file on disk."""
         return cls(printable(path), lambda: Path(path))
 
     @classmethod
     def in_memory(cls, image: InMemory, number: int) -> Source:
-        """An image without a file: a PIL image, or an array uint8 [H, W, 3]; its row gets the path `image-NUMBER`.
+        """Return an image without a file: a PIL image or an array uint8 [H, W, 3]; its row has the path `image-NUMBER`.
 
         It is used in full size. Large JPEG files are decoded at a fraction of it, so their pixels differ a little.
         """
@@ -39,7 +39,7 @@ class Source(NamedTuple):
 
     @classmethod
     def broken(cls, path: str, reason: str) -> Source:
-        """An image that cannot be read, for the reason."""
+        """Return an image that cannot be read, with the reason."""
 
         def read() -> bytes:
             raise DataError(reason)
@@ -57,12 +57,12 @@ def _from_array(array: NDArray[Any]) -> Image.Image:
 
 
 def printable(path: object) -> str:
-    """A path as text that every table can hold: names on disk need not be UTF-8."""
+    """Return a path as valid text for tables: names on disk need not be UTF-8."""
     return str(path).encode("utf-8", "backslashreplace").decode()
 
 
 def find_images(sources: Iterable[Path]) -> list[Path]:
-    """Files as named, and the images inside folders in sorted order; hidden files and folders are left out."""
+    """Return files as named, and the images in folders in sorted order; hidden files and folders are skipped."""
     found: list[Path] = []
     for source in sources:
         if not source.exists():
@@ -75,12 +75,12 @@ def find_images(sources: Iterable[Path]) -> list[Path]:
 
 
 def no_images(source: object) -> DataError:
-    """The error of a folder or an archive that holds none."""
+    """Return the error for a folder or an archive without images."""
     return DataError(f"no images in {source}", hint=f"it needs files ending in {', '.join(sorted(SUFFIXES))}")
 
 
 def images_in(folder: Path) -> list[Path]:
-    """All images below a folder, sorted."""
+    """Return all images below a folder, sorted."""
     return sorted(path for path in folder.rglob("*") if is_image(path.relative_to(folder)) and path.is_file())
 
 

@@ -27,14 +27,14 @@ _URL = re.compile(r"https?://", re.IGNORECASE)
 
 
 class Sources(NamedTuple):
-    """Images to come, and how many where that is known beforehand."""
+    """Images to process, and their number if it is known beforehand."""
 
     images: Iterator[Source]
     total: int | None
 
 
 def find_sources(images: Images, *, allow_urls: bool = False) -> Sources:
-    """Images by files, folders, patterns, archives, URLs or in memory (PIL, or arrays uint8 [H, W, 3]), in their order.
+    """Find images by files, folders, patterns, archives, URLs or in memory (PIL, or arrays uint8 [H, W, 3]), in order.
 
     Mistakes are raised at once, before any image is read. The path of a row is that of the file, `ARCHIVE/MEMBER`, the
     URL, or `image-0`, `image-1` and so on for images in memory.
@@ -49,7 +49,7 @@ def find_sources(images: Images, *, allow_urls: bool = False) -> Sources:
 
 
 def one_or_many(images: Any) -> Iterable[Any]:
-    """The images of a list, or a list of the only one; an array [N, H, W, 3] is a list."""
+    """Return the images as a list; a single image becomes a list of one, an array [N, H, W, 3] a list of N."""
     if isinstance(images, (str, Path, Image.Image)) or (isinstance(images, np.ndarray) and images.ndim != 4):
         return [images]
     return images
@@ -67,7 +67,7 @@ def _expand(word: str | Path, allow_urls: bool) -> Sources:
 
 
 def _below(path: Path) -> Sources:
-    """The images of a file, a folder or an archive."""
+    """Return the images of a file, a folder or an archive."""
     if path.is_file() and is_archive(path):
         return Sources(images_when_due(path), count_images(path))
     files = find_images([path])
@@ -82,21 +82,21 @@ def _joined(parts: Iterable[Sources]) -> Sources:
 
 
 def matching(word: str) -> list[Path]:
-    """Paths that match a pattern; a word that matches nothing is a path itself."""
+    """Return the paths that match a pattern; a word without matches is itself the path."""
     # What exists is meant as it is, also when its name looks like a pattern. Path.glob takes no absolute patterns.
     matches = [] if Path(word).exists() else sorted(glob(word, recursive=True))  # noqa: PTH207
     return [Path(match) for match in matches or [word]]
 
 
 def listed() -> Iterator[str]:
-    """The lines of standard input that are not empty."""
+    """Yield the non-empty lines of standard input."""
     for line in sys.stdin.buffer:
         if text := os.fsdecode(line.rstrip(b"\r\n")):
             yield text
 
 
 def _listed(allow_urls: bool) -> Iterator[Source]:
-    """One image for each line of standard input; a line that names none becomes a row with the reason."""
+    """Yield an image for each line of standard input; a line that names no image becomes a row with the reason."""
     for text in listed():
         if not _URL.match(text):
             yield Source.of(Path(text))

@@ -47,7 +47,7 @@ def assign_images(
     min_confidence: float = 0.0,
     batch: int = DEFAULT_BATCH,
 ) -> Generator[Prediction, None, None]:
-    """Exactly one row for each image, in order; an unreadable image is a row with the reason.
+    """Yield exactly one row for each image, in order; an unreadable image becomes a row with the reason.
 
     Images are files, PIL images or arrays uint8 [H, W, 3]; `find_sources` finds those in folders and archives.
     Memory does not grow with the number of images: each is read when a decoder is free for it, and decoded when the
@@ -65,7 +65,7 @@ def assign_images(
         while waiting:
             yield from waiting.popleft().result()
     finally:
-        # Who stops early must not wait for answers that nobody will read.
+        # A caller that stops early must not wait for unread answers.
         for pool in (decoders, askers):
             pool.shutdown(wait=False, cancel_futures=True)
 

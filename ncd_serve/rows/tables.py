@@ -29,20 +29,20 @@ _ROW_GROUP = 10_000
 
 
 def check_format(target: Path) -> None:
-    """Refuse an output file whose kind we do not know, before any work is done."""
+    """Raise UsageError for an output file of an unknown format, before any work."""
     if target.suffix not in FORMATS:
         raise UsageError(f"cannot write '{target.name}'", hint=f"use a file ending in {', '.join(FORMATS)}")
 
 
 def partial_path(target: Path) -> Path:
-    """File with the rows of an unfinished table: JSON lines, whatever the table's kind."""
+    """Return the file with the rows of an unfinished table: JSON lines for every format."""
     return target.with_name(f"{target.name}.partial.jsonl")
 
 
 def write_rows(rows: Iterable[Prediction], target: Path, *, resume: bool = False) -> None:
-    """Keep each row as it comes, in a file beside the table; then make the table of them all, atomically.
+    """Write each row at once to a file beside the table, then write the table atomically.
 
-    To `resume` is to go on after the rows that an unfinished table has.
+    With `resume`, the rows follow those of an unfinished table.
     """
     check_format(target)
     partial = partial_path(target)
@@ -58,7 +58,7 @@ def write_rows(rows: Iterable[Prediction], target: Path, *, resume: bool = False
 
 
 def finished_paths(target: Path) -> Iterator[str]:
-    """The paths of the rows in an unfinished table; half a row, left by a killed process, is cut off."""
+    """Yield the paths in an unfinished table; a partial row, left by a killed process, is removed."""
     partial, whole = partial_path(target), 0
     with partial.open("rb+") as stream:
         for number, line in enumerate(stream, start=1):
@@ -74,27 +74,27 @@ def finished_paths(target: Path) -> Iterator[str]:
 
 
 def write_csv(rows: Iterable[Prediction], stream: TextIO) -> None:
-    """Comma-separated, `top_k` as JSON, numbers in full precision."""
+    """Write comma-separated values, `top_k` as JSON, numbers in full precision."""
     _write_csv(map(_record, rows), stream)
 
 
 def write_jsonl(rows: Iterable[Prediction], stream: TextIO) -> None:
-    """One JSON object a line."""
+    """Write one JSON object per line."""
     for row in rows:
         stream.write(json.dumps(_record(row), ensure_ascii=False) + "\n")
         stream.flush()
 
 
 def write_parquet(rows: Iterable[Prediction], target: Path) -> None:
-    """A Parquet file of the rows, in groups that bound what is held at once."""
+    """Write a Parquet file in row groups of limited size, which bound memory."""
     _write_parquet(map(_record, rows), target)
 
 
 def terminal_table(rows: Iterable[Prediction], *, title: str | None = None) -> Table:
-    """A table for people."""
+    """Return a table for the terminal."""
     table = Table(title=title, title_justify="left")
     for name in ("image", "cluster", "name", "confidence", "margin", "fit"):
-        # Folded, not cut: the end of a path is what tells images apart.
+        # Folded, not truncated: paths often differ at the end only.
         table.add_column(
             name, justify="right" if name in {"cluster", "confidence", "margin"} else "left", overflow="fold"
         )
@@ -150,7 +150,7 @@ _HINT = "give a file that `ncd-serve query --out` or `ncd-serve assign --out` wr
 
 
 def read_rows(source: str | Path) -> list[Prediction]:
-    """All rows of a .csv, .jsonl or .parquet file; columns that an older version did not write are empty."""
+    """Read all rows of a .csv, .jsonl or .parquet file; columns that an older version did not write are empty."""
     source = Path(source)
     if source.suffix not in FORMATS:
         raise UsageError(f"cannot read rows from '{source.name}'", hint=f"use a file ending in {', '.join(FORMATS)}")
@@ -190,7 +190,7 @@ def _prediction(record: Record) -> Prediction:
 
 
 def _check(row: Prediction) -> None:
-    """Raise ValueError for what no model answers with."""
+    """Raise ValueError for values that no model returns."""
     if row.fit not in (None, *FITS):
         raise ValueError(f"its fit is '{row.fit}', not {', '.join(FITS[:-1])} or {FITS[-1]}")
     if row.confidence is not None and not math.isfinite(row.confidence):

@@ -37,7 +37,7 @@ STATUSES = ("ok", "unsure", "error")
 
 @dataclass(frozen=True)
 class RowOptions:
-    """Settings of the rows themselves, wherever they are written."""
+    """Settings of the content of rows, independent of their format."""
 
     top_k: int = 3
     min_confidence: float = 0.0
@@ -53,7 +53,7 @@ def save_rows(
     file; a call with `resume` skips the images of that file and appends the others.
     """
     if _is_complete(target, resume=resume):
-        progress.say(f"{target} is complete already")
+        progress.say(f"{target} is already complete")
         return
     sources = find_sources(images, allow_urls=options.allow_urls)
     with open_runner() as runner:
@@ -84,7 +84,7 @@ def print_rows(
 
 
 def summarise(counts: Counter[str], before: str) -> str:
-    """Rows by status, after what was there `before`."""
+    """Return a summary of rows by status, including those from `before`."""
     parts = [before] if before else []
     return ", ".join([*parts, *(f"{counts[status]} {status}" for status in STATUSES if counts[status])])
 

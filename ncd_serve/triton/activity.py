@@ -21,7 +21,7 @@ _LINE_SECONDS = 60
 
 
 class ActivityDisplay:
-    """Requests, rate and latency of each model. Use it as a context, and call `update` every second."""
+    """Display of requests, rate and latency of each model. Use it as a context, and call `update` every second."""
 
     def __init__(self, server: TritonServer, console: Console) -> None:
         self._server, self._console = server, console
@@ -37,7 +37,7 @@ class ActivityDisplay:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        """Leave the terminal as it was."""
+        """Restore the terminal."""
         if self._live:
             self._live.stop()
 
@@ -58,7 +58,7 @@ class ActivityDisplay:
 
 
 def _rate(now: Activity, before: Activity | None, seconds: float) -> float:
-    """Requests per second. A server that was restarted counts from nothing again."""
+    """Return requests per second. The counters of a restarted server begin at zero."""
     return max(0, now.answered - (before.answered if before else 0)) / seconds
 
 

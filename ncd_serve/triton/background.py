@@ -1,4 +1,4 @@
-"""Go on in a process of its own, while the process that was started first waits for one message and returns."""
+"""Background process: the work continues in a new process; the first one waits for one message and returns."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
 
 class Background:
-    """The line from a detached process to the one that started it, which waits for one message."""
+    """Pipe from a detached process to the one that started it, which waits for one message."""
 
     def __init__(self, line: int) -> None:
         self._line: int | None = line
@@ -26,7 +26,7 @@ class Background:
         self._send({"text": text})
 
     def failed(self, error: NcdError) -> None:
-        """Send an error that the first process raises. Once `ready` was called, nobody waits for it."""
+        """Send an error that the first process raises. After `ready`, it has no effect."""
         self._send({"code": error.exit_code, "error": str(error), "hint": error.hint})
 
     def _send(self, message: dict[str, object]) -> None:
@@ -39,7 +39,7 @@ class Background:
 def detach(log: Path, *, progress: Progress) -> Background | str:
     """Split in two: the new process gets a Background, the old one the text that the new one sent when it was ready.
 
-    No terminal can end the new process, and its output goes to `log`. The old one raises what the new one failed with.
+    No terminal can end the new process, and its output goes to `log`. The first one raises the error of the new one.
     """
     try:
         log_file = os.open(log, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)

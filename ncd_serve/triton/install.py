@@ -30,7 +30,7 @@ class TritonInstall:
     libraries: tuple[Path, ...] = ()
 
     def lay_out(self, directory: Path) -> list[str]:
-        """Fill `directory` with what the server lacks; returns the arguments that point there."""
+        """Fill `directory` with the files that the server lacks, and return the arguments that point there."""
         if self.source == "PATH":
             return []
         for name, files in {"python": self.python_backend, "onnxruntime": (OUR_BACKEND,)}.items():
@@ -42,7 +42,7 @@ class TritonInstall:
         return [f"--backend-directory={directory}", f"--cache-directory={self.caches}", "--allow-gpu-metrics=false"]
 
     def environment(self) -> dict[str, str]:
-        """The environment of the server process."""
+        """Return the environment of the server process."""
         environment = dict(os.environ)
         if self.source == "wheel":
             # The stub embeds the first python3 on PATH: it has to be this one, with its onnxruntime and numpy.
@@ -54,7 +54,7 @@ class TritonInstall:
 
 
 def find_triton() -> TritonInstall:
-    """The `tritonserver` on PATH, else the one in the nvidia-pytriton wheel; raises when neither can run."""
+    """Return the `tritonserver` on PATH, else that of the nvidia-pytriton wheel; raise an error if neither can run."""
     if on_path := shutil.which("tritonserver"):
         return TritonInstall(Path(on_path), "PATH")
     package = find_spec("pytriton")  # not imported: only the files beside it are of use
@@ -92,7 +92,7 @@ def _from_wheel(package: Path) -> TritonInstall:
 
 
 def _libpython_directory() -> Path:
-    """Folder of this interpreter's shared library: the stub embeds Python and links to it."""
+    """Return the folder of this interpreter's shared library: the stub embeds Python and links to it."""
     name = f"libpython{PYTHON}.so.1.0"
     built_for = Path(sysconfig.get_config_var("LIBDIR") or "/usr/lib")
     multiarch = sysconfig.get_config_var("MULTIARCH") or ""

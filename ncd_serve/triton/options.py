@@ -33,7 +33,7 @@ class TritonOptions:
         self._pairs = [_checked(name, value) for name, value in _pairs(words)]
 
     def as_arguments(self) -> list[str]:
-        """Arguments of tritonserver."""
+        """Return the arguments of tritonserver."""
         return [f"--{name}={value}" if value else f"--{name}" for name, value in self._pairs]
 
     @property
@@ -47,11 +47,11 @@ class TritonOptions:
         return any("model-repository" in apis.split(",") for apis, _, _ in self._restrictions())
 
     def headers(self) -> dict[str, str]:
-        """Headers that let a request through all HTTP restrictions."""
+        """Return the headers that pass all HTTP restrictions."""
         return {key: value for _, key, value in self._restrictions()}
 
     def _restrictions(self) -> Iterable[tuple[str, str, str]]:
-        """The interfaces, key and value of each `--http-restricted-api=API,API:KEY=VALUE`."""
+        """Yield interfaces, key and value of each `--http-restricted-api=API,API:KEY=VALUE`."""
         for name, text in self._pairs:
             if name == "http-restricted-api":
                 apis, _, pair = text.partition(":")
@@ -60,7 +60,7 @@ class TritonOptions:
 
 
 def _pairs(words: Sequence[str]) -> Iterable[tuple[str, str]]:
-    """`--a=b`, `--a b` and `--a` to name and value."""
+    """Yield name and value of `--a=b`, `--a b` and `--a`."""
     rest = list(words)
     while rest:
         word = rest.pop(0)
@@ -76,9 +76,7 @@ def _checked(name: str, value: str) -> tuple[str, str]:
     if name in OURS:
         raise UsageError(f"--{name} is set by ncd-serve itself", hint=f"use {OURS[name]} before the lone --")
     if name == "allow-http" and not _is_true(value):
-        raise UsageError(
-            "without HTTP nothing can watch over Triton", hint="the default --host keeps it on this machine"
-        )
+        raise UsageError("ncd-serve needs HTTP to supervise Triton", hint="the default --host keeps it on this machine")
     if name in READ_FILES and not Path(value).is_file():
         raise DataError(f"--{name}: no such file: {value}", hint="check the path")
     if name in (*READ_FILES, *WRITTEN_FILES):

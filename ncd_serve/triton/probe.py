@@ -1,4 +1,4 @@
-"""Questions to a running Triton over HTTP: does every model answer, has one lost a process, how busy is it.
+"""Probes of a running Triton over HTTP: readiness of its models, lost processes, activity.
 
 The images that `ncd-serve deploy` describes carry this file for their probes: `probe.py ready` and `probe.py live`.
 """
@@ -49,7 +49,7 @@ class Activity(NamedTuple):
 
 
 class Probe:
-    """A server that listens for HTTP at `address`; `headers` open interfaces that it restricts."""
+    """Probe of the server at the HTTP `address`; `headers` give access to restricted interfaces."""
 
     def __init__(self, address: str, *, headers: Mapping[str, str] | None = None) -> None:
         self._address, self._headers = address, dict(headers or {})
@@ -63,14 +63,14 @@ class Probe:
         return self._ask("GET", "/v2/health/ready")[0] == 200
 
     def versions(self) -> list[ModelVersion]:
-        """Every version of every model that the server has tried to load."""
+        """Return every version of every model that the server has tried to load."""
         status, body = self._ask("POST", "/v2/repository/index")
         entries = json.loads(body) if status == 200 else []
         keys = ModelVersion._fields
         return [ModelVersion(*(entry.get(key, "") for key in keys)) for entry in entries if "state" in entry]
 
     def unanswered(self) -> str | None:
-        """Reason why a model does not answer a blank input, or None when all do; refusing that input is an answer."""
+        """Return the reason why a model does not answer a blank input, or None; an error response is an answer."""
         ready = [entry for entry in self.versions() if entry.state == "READY"]
         for entry in ready:
             status, body = self._infer_blank(entry)
@@ -79,7 +79,7 @@ class Probe:
         return None if ready else "no model is ready"
 
     def load(self, model: str, config: str | None = None) -> str | None:
-        """Load what the model's folder holds now; returns why that failed. The old version serves until it is done."""
+        """Load the model's folder as it is now, while the old version serves; return the reason of a failure."""
         wish = {"parameters": {"config": config}} if config else {}
         status, body = self._ask(
             "POST", f"/v2/repository/models/{model}/load", json.dumps(wish).encode(), seconds=LOAD_SECONDS
@@ -87,7 +87,7 @@ class Probe:
         return None if status == 200 else _error(body) or f"status {status}"
 
     def lost_process(self, pid: int) -> str | None:
-        """Description of a model with fewer processes than instances, or None. `pid` is the server's."""
+        """Return the description of a model with fewer processes than instances, or None. `pid` is the server's."""
         running = list(_stub_models(pid))
         for entry in self.versions():
             if entry.state != "READY":
@@ -113,7 +113,7 @@ class Probe:
     def _ask(
         self, method: str, path: str, body: bytes = b"", *, headers: Mapping[str, str] | None = None, seconds: float = 0
     ) -> tuple[int, bytes]:
-        """Status and body; status 0 when nobody answers."""
+        """Return status and body of a request; status 0 if the server does not answer."""
         connection = HTTPConnection(self._address, timeout=seconds or ANSWER_SECONDS)
         try:
             connection.request(method, path, body, {**self._headers, **(headers or {})})
@@ -155,7 +155,7 @@ def _error(body: bytes) -> str:
 
 
 def _blank(tensor: dict[str, Any]) -> tuple[dict[str, Any], bytes]:
-    """A description and the bytes of zeros for one input; of a text, one that is empty."""
+    """Return description and bytes of a blank input: zeros, or an empty text."""
     shape = [max(1, int(size)) for size in tensor["shape"]]
     content = bytes(math.prod(shape) * ITEM_BYTES.get(tensor["datatype"], 4))
     described = {"name": tensor["name"], "datatype": tensor["datatype"], "shape": shape}
@@ -163,14 +163,14 @@ def _blank(tensor: dict[str, Any]) -> tuple[dict[str, Any], bytes]:
 
 
 def _processes(config: dict[str, Any]) -> int:
-    """Number of processes that serve a model: one for each instance of a Python backend, none of a C++ one."""
+    """Return the number of processes that serve a model: one per instance of a Python backend, none for a C++ one."""
     if config.get("backend") != "python" and not config.get("runtime", "").endswith(".py"):
         return 0
     return sum(group["count"] * max(1, len(group["gpus"])) for group in config["instance_group"])
 
 
 def _stub_models(pid: int) -> Iterator[tuple[str, str]]:
-    """Model and version of every living child of the server that runs one."""
+    """Yield model and version of every living child process of the server that runs one."""
     for children in Path(f"/proc/{pid}/task").glob("*/children"):
         for child in _read(children).split():
             # A process that has died has no command line.
@@ -188,7 +188,7 @@ def _read(path: Path) -> str:
 
 
 def trouble(question: str, address: str = "127.0.0.1:8000", pid: str = "1") -> str | None:
-    """Reason why the server of a container is not `ready` or `live`, or None."""
+    """Return the reason why the server of a container is not `ready` or `live`, or None."""
     probe = Probe(address)
     if question == "ready":
         return probe.unanswered() if probe.is_ready() else "Triton is not ready"

@@ -1,4 +1,4 @@
-"""Ports, start and end of a child server."""
+"""Process of a server: its ports, start and end."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ USUAL_PORTS = Ports(http=8000, grpc=8001, metrics=8002)
 
 
 def plain_temporary_directory() -> tempfile.TemporaryDirectory[str]:
-    """A directory whose path needs no quotes: Triton passes it to its stub through a shell, without any."""
+    """Return a temporary directory whose path needs no quotes: Triton passes it unquoted through a shell."""
     usual = tempfile.gettempdir()
     for parent in (usual, "/tmp", "/var/tmp"):
         if SHELL_SAFE.fullmatch(parent) and os.access(parent, os.W_OK):
@@ -48,13 +48,13 @@ def plain_temporary_directory() -> tempfile.TemporaryDirectory[str]:
 
 
 def choose_ports(host: str, *wanted: int | None) -> Ports:
-    """The wanted ports if they are free, and free ones for those that are None."""
+    """Return the requested ports if they are free, and free ones for those that are None."""
     with ExitStack() as held:  # until the last is chosen, so that no two are the same
         return Ports(*[held.enter_context(_listen(host, port or 0)).getsockname()[1] for port in wanted])
 
 
 def usual_or_free(host: str, wanted: int | None, usual: int) -> int | None:
-    """The wanted port, else the usual one unless it is taken; None (and 0) stand for any free one."""
+    """Return the requested port, else the usual one unless it is taken; None (and 0) stand for any free port."""
     if wanted is not None:
         return wanted
     try:
@@ -75,7 +75,7 @@ def _listen(host: str, port: int) -> socket.socket:
         listener.close()
         raise ServerError(
             f"Triton cannot listen on {host}:{port}: {error.strerror}",
-            hint="stop what uses the port, choose another, or leave it out to get a free one",
+            hint="stop the program that uses the port, choose another port, or omit it to get a free one",
         ) from error
     return listener
 
@@ -83,7 +83,7 @@ def _listen(host: str, port: int) -> socket.socket:
 def start_process(
     command: Sequence[str], *, cwd: Path, environment: Mapping[str, str], log_path: Path
 ) -> subprocess.Popen[bytes]:
-    """Start a server that leads a group of its own, logs to a file and ends when this process does."""
+    """Start a server as the leader of a new process group; it logs to a file and ends with this process."""
     try:
         log = log_path.open("ab")
     except OSError as error:
@@ -96,7 +96,7 @@ def start_process(
             stdin=subprocess.DEVNULL,
             stdout=log,
             stderr=log,
-            # Ctrl-C in our terminal must reach us alone: we stop the server in order.
+            # Ctrl-C in the terminal must reach this process only, which then stops the server in order.
             start_new_session=True,
         )
 
@@ -107,7 +107,7 @@ def has_exited(process: subprocess.Popen[bytes]) -> bool:
 
 
 def end_process(process: subprocess.Popen[bytes], timeout: float) -> None:
-    """Ask a group's leader to end, wait for it, then kill what is left of the group."""
+    """Send SIGTERM to a group's leader, wait for it, then kill the rest of the group."""
     try:
         os.kill(process.pid, signal.SIGTERM)
         deadline = time.monotonic() + timeout
@@ -120,6 +120,6 @@ def end_process(process: subprocess.Popen[bytes], timeout: float) -> None:
 
 
 def remove_shared_memory(prefix: str) -> None:
-    """Remove the regions that a server which was killed could not remove itself."""
+    """Remove the shared memory regions that a killed server left behind."""
     for region in Path("/dev/shm").glob(f"{prefix}*"):
         region.unlink(missing_ok=True)

@@ -1,4 +1,4 @@
-"""Registry of the servers on this machine: one small file for each, in a folder that is the user's alone."""
+"""Registry of the servers on this machine: one small file for each, in a private folder of the user."""
 
 from __future__ import annotations
 
@@ -37,15 +37,15 @@ class RunningServer(BaseModel):
     headers: dict[str, str]  # what requests have to carry where interfaces are restricted
 
     def is_alive(self) -> bool:
-        """Return whether the process still runs, and is still the same."""
+        """Return True if the process still runs and is still the same."""
         return birth_of(self.pid) == self.born
 
     def trouble(self) -> str | None:
-        """Reason why it does not answer, or None when it does."""
+        """Return the reason why the server does not answer, or None if it does."""
         return Probe(self.http_url, headers=self.headers).unanswered()
 
     def stop(self, *, timeout: float) -> None:
-        """Let it finish its requests and end; raises ServerError when it does not within `timeout` seconds."""
+        """Stop the server after its requests; raise ServerError if it does not end within `timeout` seconds."""
         try:
             handle = os.pidfd_open(self.pid)
         except ProcessLookupError:
@@ -93,7 +93,7 @@ def running_servers() -> list[RunningServer]:
     for path in _folder().glob("*.json"):
         try:
             server = RunningServer.model_validate_json(path.read_bytes())
-        except (ValidationError, FileNotFoundError):  # of another version of ncd-serve, or gone by now
+        except (ValidationError, FileNotFoundError):  # of another version of ncd-serve, or just removed
             continue
         if server.is_alive():
             found.append(server)
@@ -103,7 +103,7 @@ def running_servers() -> list[RunningServer]:
 
 
 def choose_servers(ids: Sequence[int] = (), *, everything: bool = False) -> list[RunningServer]:
-    """The running servers with these ids; without ids the only one, or all of them if `everything` is wanted."""
+    """Return the running servers with these ids; without ids the only one, or with `everything` all of them."""
     servers = {server.pid: server for server in running_servers()}
     if not servers:
         raise ServerError("no server runs on this machine", hint="ncd-serve status lists running servers")
@@ -115,12 +115,12 @@ def choose_servers(ids: Sequence[int] = (), *, everything: bool = False) -> list
 
 
 def default_log() -> Path:
-    """Default log file of a detached server."""
+    """Return the default log file of a detached server."""
     return _folder() / f"{time.strftime('%Y%m%d-%H%M%S')}-{os.getpid()}.log"
 
 
 def birth_of(pid: int) -> int | None:
-    """Start time of a process in the kernel's clock; None when it has ended."""
+    """Return the start time of a process in the kernel's clock; None if it has ended."""
     try:
         # The name, in brackets, may hold anything; the state is the first field behind it.
         state, *fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()

@@ -1,4 +1,4 @@
-"""Check that a folder is a model repository that Triton can load, and name the problem if it is not."""
+"""Checks that a folder is a model repository that Triton can load."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
 CONFIG = "config.pbtxt"
-LAYOUT = "a model repository holds MODEL/1/model.onnx and nothing but such folders; `ncd-serve export` writes one"
+LAYOUT = "a model repository holds MODEL/1/model.onnx and only such folders; `ncd-serve export` writes one"
 # Triton passes the path of a model to its stub through a shell, unquoted.
 MODEL_NAME = re.compile(r"[A-Za-z0-9_.-]+")
 VERSION = re.compile(r"[1-9][0-9]*")  # Triton skips all others
@@ -20,7 +20,7 @@ MODEL_FILES = {"onnxruntime": "model.onnx", "python": "model.py"}
 
 
 def check_repository(repository: Path) -> list[str]:
-    """The names of the models; raises DataError with the reason when Triton has no chance to load what is there."""
+    """Return the names of the models; raise DataError with the reason if Triton cannot load them."""
     models = model_folders(repository)
     for model in models:
         check_model(model)
@@ -28,7 +28,7 @@ def check_repository(repository: Path) -> list[str]:
 
 
 def model_folders(repository: Path) -> list[Path]:
-    """The folders of the models, whatever is in them; raises DataError when this is no repository."""
+    """Return the folders of the models, with any content; raise DataError if this is no repository."""
     try:
         if (repository / CONFIG).exists() or any(VERSION.fullmatch(entry.name) for entry in repository.iterdir()):
             raise DataError(
@@ -44,20 +44,20 @@ def model_folders(repository: Path) -> list[Path]:
 
 
 def check_model(model: Path) -> Any:
-    """The configuration of a model; raises DataError with the reason when Triton has no chance to load it."""
+    """Return the configuration of a model; raise DataError with the reason if Triton cannot load it."""
     try:
         if not MODEL_NAME.fullmatch(model.name):
-            raise DataError(f"'{model.name}' cannot be a model name: only letters, digits, and _ . - can", hint=LAYOUT)
+            raise DataError(f"'{model.name}' is not a valid model name: use letters, digits, and _ . -", hint=LAYOUT)
         config = read_config(model / CONFIG)
         if config.name not in ("", model.name):
             raise DataError(
                 f"{model / CONFIG} names the model '{config.name}', its folder '{model.name}'",
-                hint="they have to be equal",
+                hint="both names must be equal",
             )
         for label_file in {output.label_filename for output in config.output} - {""}:
             if not (model / label_file).is_file():
                 raise DataError(
-                    f"{model / CONFIG} needs the labels {label_file}, which are not there", hint="export again"
+                    f"{model / CONFIG} needs the labels {label_file}, which do not exist", hint="export again"
                 )
         model_versions(model, config)
         return config
@@ -66,7 +66,7 @@ def check_model(model: Path) -> Any:
 
 
 def model_versions(model: Path, config: Any) -> list[Path]:
-    """The folders of the versions that Triton would see, the newest last."""
+    """Return the folders of the versions that Triton would see, the newest last."""
     versions = sorted(
         (entry for entry in model.iterdir() if VERSION.fullmatch(entry.name)), key=lambda entry: int(entry.name)
     )
@@ -83,9 +83,9 @@ def model_versions(model: Path, config: Any) -> list[Path]:
 
 
 def load_configs(model: Path) -> tuple[str, str] | None:
-    """The configuration as Triton's load call takes it: keeping one more version than it says, and as it is.
+    """Return two configurations for Triton's load call: one that keeps one more version, and the configured one.
 
-    None where it does not say how many to keep, or there is none.
+    None if there is no configuration, or it keeps other versions than the latest ones.
     """
     from google.protobuf.json_format import MessageToJson  # type: ignore[import-untyped]
 
@@ -106,7 +106,7 @@ def _unreadable(error: OSError) -> DataError:
 
 
 def read_config(path: Path) -> Any:
-    """The configuration, empty where there is none: Triton completes it from the model."""
+    """Return the configuration; empty if there is none, since Triton completes it from the model."""
     from google.protobuf import text_format  # type: ignore[import-untyped]
     from tritonclient.grpc.model_config_pb2 import ModelConfig
 

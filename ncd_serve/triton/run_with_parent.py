@@ -1,6 +1,6 @@
-"""Become another program that is told to end when this one's parent dies: `run_with_parent.py PARENT_PID COMMAND...`.
+"""Wrapper that runs a program which ends when this process's parent dies: `run_with_parent.py PARENT_PID COMMAND...`.
 
-A program of its own because the request must be made in the new process, and Python code run between fork and exec
+A separate program, because the request must be made in the new process, and Python code run between fork and exec
 (`preexec_fn`) may deadlock in a parent that has threads, as every gRPC client has.
 """
 

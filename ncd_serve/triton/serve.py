@@ -1,4 +1,4 @@
-"""Serve a model repository with Triton: for a program as a context, for the command until it is told to stop."""
+"""Serving of a model repository with Triton: as a context for programs, until stopped for the command."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ def serve(
         with serve("model_repository") as server:
             rows = list(server.client.assign(["new/"]))
 
-    Without `with`, the server runs until its `stop` is called or this process ends. Ports that are left out are free
+    Without `with`, the server runs until its `stop` is called or this process ends. Omitted ports are free
     ones, so that several servers can run. `model` is the one that `client` asks; by default the exported one.
     """
     folder = Path(repository)
@@ -76,7 +76,7 @@ def serve(
 
 
 class Server:
-    """A Triton server that answers, with a client for one of its models. Use it as a context, or call `stop`."""
+    """Running Triton server, with a client for one of its models. Use it as a context, or call `stop`."""
 
     def __init__(self, triton: TritonServer, model: str) -> None:
         self._triton, self.model = triton, model
@@ -122,7 +122,7 @@ class Server:
 
 @dataclass(frozen=True)
 class ServeOptions:
-    """Settings of a server that runs until it is told to stop. Ports that are None are the usual ones, if free."""
+    """Settings of a server that runs until it is stopped. Ports that are None are the usual ones, if free."""
 
     repository: Path
     host: str = "127.0.0.1"
@@ -137,7 +137,7 @@ class ServeOptions:
 
 
 def serve_detached(options: ServeOptions, *, progress: Progress) -> str:
-    """Start a server in a process of its own; returns how to reach and stop it once it is ready."""
+    """Start a server in a background process; return the message of the ready server."""
     log = (options.log or default_log()).absolute()
     background = detach(log, progress=progress)
     if isinstance(background, str):
@@ -196,7 +196,7 @@ def _with_time(progress: Progress) -> Callable[[str], None]:
 
 
 def _chosen_model(repository: Path, wanted: str | None) -> str:
-    """The model that clients ask: the wanted one, else the default one, else the first."""
+    """Return the model for clients: the requested one, else the default one, else the first."""
     names = check_repository(repository)
     if wanted is not None and wanted not in names:
         raise UsageError(f"{repository} has no model '{wanted}'", hint=did_you_mean(wanted, names))
@@ -206,7 +206,7 @@ def _chosen_model(repository: Path, wanted: str | None) -> str:
 
 
 def greeting(server: TritonServer, repository: Path, how_to_stop: str) -> str:
-    """Message of a ready server: its addresses, and a line for every way to ask it."""
+    """Return the message of a ready server: its addresses, and a line for every way to send requests."""
     name = _chosen_model(repository, None)
     model = "" if name == DEFAULT_MODEL else f" --model-name {name}"
     keyword = "" if name == DEFAULT_MODEL else f', model="{name}"'

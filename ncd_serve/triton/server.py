@@ -1,4 +1,4 @@
-"""A Triton server as a child process: started on free ports, watched until ready, always cleaned up."""
+"""Triton server as a child process: started on free ports, watched until ready, always cleaned up."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
     from types import TracebackType
 
-DRAIN_SECONDS = 20  # how long requests in flight may take to finish once the server is told to stop
+DRAIN_SECONDS = 20  # limit for requests in flight when the server stops
 KILL_SECONDS = DRAIN_SECONDS + 5  # Triton ends by itself when the drain is over; this is for one that hangs
 LOGGED_ERROR = re.compile(r'^(?:E\d{4} \S+ +\d+ \S+\] |error: )"?(.+?)"?$', re.MULTILINE)
 KEY_HEADER = "ncd-serve-key"
@@ -56,7 +56,7 @@ class TritonServer:
             client = InferenceServerClient(server.grpc_url)
 
     Linux ends the server with the thread that called `start`, so call it from one that stays. With `live_updates`
-    models can be loaded while it runs (`probe.load`), by this process alone.
+    models can be loaded while it runs (`probe.load`), only by this process.
     """
 
     def __init__(
@@ -71,7 +71,7 @@ class TritonServer:
         live_updates: bool = False,
         extra_arguments: Sequence[str] = (),
     ) -> None:
-        """Only notes what to start. Ports left out become free ones; `extra_arguments` are tritonserver's own."""
+        """Prepare a server without starting it. Omitted ports are free ones; `extra_arguments` are tritonserver's."""
         self._repository = Path(repository)
         self._host = host
         self._wanted_ports = (http_port, grpc_port, metrics_port)
@@ -80,7 +80,7 @@ class TritonServer:
         # Triton has no TLS for HTTP: what is meant to be encrypted must not be open beside it.
         self._http_host = "127.0.0.1" if self._options.has_tls else host
         self._live_updates = live_updates
-        # Whoever may load models may run code here, so nobody else gets the key.
+        # Loading models can run code here, so only this process has the key.
         self._key = uuid.uuid4().hex if live_updates and not self._options.restricts_repository else None
         self._patience: float = KILL_SECONDS
         self._run: _Run | None = None
@@ -96,7 +96,7 @@ class TritonServer:
             directory = Path(undo.enter_context(plain_temporary_directory()))
             models = directory / "models"
             models.symlink_to(self._repository.resolve())
-            shm_prefix = f"ncd-{os.getpid()}-{uuid.uuid4().hex}-"  # says whose it is
+            shm_prefix = f"ncd-{os.getpid()}-{uuid.uuid4().hex}-"  # identifies the owner
             undo.callback(remove_shared_memory, shm_prefix)
             backends = directory / "backends"
             command = [str(install.executable), *install.lay_out(backends), *self._arguments(ports, models, shm_prefix)]
@@ -155,7 +155,7 @@ class TritonServer:
 
     @property
     def probe(self) -> Probe:
-        """Questions to the server."""
+        """Probe of the server."""
         return Probe(self.http_url, headers=self.headers)
 
     @property
@@ -164,13 +164,13 @@ class TritonServer:
         return {**self._options.headers(), **({KEY_HEADER: self._key} if self._key else {})}
 
     def activity(self) -> dict[str, Activity]:
-        """Activity of each model."""
+        """Return the activity of each model."""
         return read_activity(self._url(self._host, self._started().ports.metrics))
 
     def _failure(self, what: str) -> ServerError:
         run = self._started()
         log = run.log_path.read_bytes()[run.log_start :].decode(errors="replace")
-        # Triton writes a Python error with its traceback in one line; the first part says what is wrong.
+        # Triton writes a Python error with its traceback in one line; the first part is the message.
         errors = [text.partition(r"\n\nAt:")[0] for text in LOGGED_ERROR.findall(log) if text != HARMLESS_ERROR]
         failed_models = [text for text in errors if text.startswith("failed to load '")]
         reasons = "\n".join(failed_models or errors[-5:] or log.splitlines()[-5:])
@@ -188,14 +188,14 @@ class TritonServer:
         self._undo.close()
 
     def __enter__(self) -> TritonServer:
-        """Start; `wait_ready` is the caller's, who knows how long a load may take."""
+        """Start the server; call `wait_ready` with a timeout for the load."""
         self.start()
         return self
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        """Stop, whatever happened."""
+        """Stop the server."""
         self.stop()
 
     def _started(self) -> _Run:

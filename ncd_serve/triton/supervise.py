@@ -1,4 +1,4 @@
-"""Keep a server answering: start it again when it or a model's process has died, load what is exported meanwhile."""
+"""Supervision of a server: restarts it when it or a model's process has died, loads new exports."""
 
 from __future__ import annotations
 
@@ -14,18 +14,18 @@ if TYPE_CHECKING:
 
     from ncd_serve.triton.server import TritonServer
 
-LOOK_SECONDS = 1.0
+WATCH_SECONDS = 1.0
 MAX_RESTARTS = 5
-STEADY_SECONDS = 300  # a server that ran as long as this starts with all its restarts again
-# The process of a model that died keeps Triton from ever finishing its drain: others get this long, and no longer.
-BROKEN_PATIENCE = 5
+STEADY_SECONDS = 300  # after this time without a failure, the count of restarts begins again
+# With a dead model process, Triton never finishes its drain: other requests get this long.
+BROKEN_STOP_SECONDS = 5
 OVERLAP_SECONDS = 5
 
 Fingerprint = frozenset[tuple[str, int, int]]
 
 
 class Supervisor:
-    """Watches one server, which it has started; `tell` says what it did about it."""
+    """Supervisor of one server, which it starts and restarts; `tell` reports its actions."""
 
     def __init__(self, server: TritonServer, *, start_seconds: float, tell: Callable[[str], None]) -> None:
         self._server, self._start_seconds, self._tell = server, start_seconds, tell
@@ -41,7 +41,7 @@ class Supervisor:
                 failures += 1
 
     def _watch(self, updates: Updates | None, show: Callable[[], None]) -> str:
-        """Returns why the server needs to be started again."""
+        """Watch the server, and return the reason why it needs a restart."""
         suspected = None
         while self._server.is_running():
             lost = self._server.probe.lost_process(self._server.pid)
@@ -51,13 +51,13 @@ class Supervisor:
             for folder in updates.due() if updates else ():
                 self._load(folder)
             show()
-            time.sleep(LOOK_SECONDS)
+            time.sleep(WATCH_SECONDS)
         return "Triton has ended by itself"
 
     def _load(self, folder: Path) -> None:
         """Load a new version beside the old one, and let go of that when its last answers are out.
 
-        Triton alone unloads the old version at once, and then fails answers in flight that ask for class names. Where
+        Triton itself unloads the old version at once, and then fails requests in flight that ask for class names. Where
         the new configuration does not fit the old version, or memory is short, that is still the way.
         """
         probe, model = self._server.probe, folder.name
@@ -81,11 +81,11 @@ class Supervisor:
         if failures > MAX_RESTARTS:
             raise ServerError(
                 f"{reason}, and {MAX_RESTARTS} restarts did not help",
-                hint="run with --log FILE and read the file's end",
+                hint="run with --log FILE, and read the end of that file",
             )
         pause = 2 ** (failures - 1)
         self._tell(f"{reason}: restarting Triton, {failures} of at most {MAX_RESTARTS} times")
-        self._server.stop(patience=BROKEN_PATIENCE)
+        self._server.stop(patience=BROKEN_STOP_SECONDS)
         time.sleep(pause)
         try:
             self._server.start()
@@ -98,14 +98,14 @@ class Supervisor:
 
 
 class Updates:
-    """Models of a repository whose files have changed since they were loaded."""
+    """Tracker of the models in a repository whose files have changed since they were loaded."""
 
     def __init__(self, repository: Path) -> None:
         self._repository = repository
         self._loaded = self._seen = self._look()
 
     def due(self) -> list[Path]:
-        """Folders that changed and are complete: nothing happened to them since the last call. Each is named once."""
+        """Return folders that changed and are complete: no change since the last call. Each is returned once."""
         before, self._seen = self._seen, self._look()
         settled = {folder: mark for folder, mark in self._seen.items() if before.get(folder) == mark}
         due = [folder for folder, mark in sorted(settled.items()) if self._loaded.get(folder) != mark]
@@ -116,12 +116,12 @@ class Updates:
         try:
             folders = [entry for entry in self._repository.iterdir() if entry.is_dir() and entry.name[0] != "."]
             return {folder: _fingerprint(folder) for folder in folders}
-        except OSError:  # something is moved or removed while we look: the next look will tell
+        except OSError:  # files are being moved or removed: checked again at the next look
             return {}
 
 
 def _fingerprint(model: Path) -> Fingerprint:
-    """Files that an export changes: configuration, labels, versions; not the caches that servers keep beside them."""
+    """Return the state of files that an export changes: configuration, labels, versions; no caches."""
     versions = [entry for entry in model.iterdir() if VERSION.fullmatch(entry.name)]
     files = [file for folder in (model, *versions) for file in folder.glob("[!.]*.*")]
     return frozenset((str(file), file.stat().st_mtime_ns, file.stat().st_ino) for file in files)

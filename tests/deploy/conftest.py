@@ -11,7 +11,7 @@ import pytest
 
 from ncd_serve.bundle import Bundle
 from ncd_serve.deploy import Target
-from ncd_serve.deploy.facts import Deployment, describe
+from ncd_serve.deploy.facts import Deployment, collect_facts
 from ncd_serve.deploy.render import render
 
 Tool = Callable[..., str]
@@ -36,7 +36,7 @@ def tool() -> Tool:
 @pytest.fixture(scope="session")
 def deployment(bundle: Path, repository: Path) -> Deployment:
     """The tiny run, as it would be deployed."""
-    return describe(Bundle.read(bundle), repository, model="ncd_global")
+    return collect_facts(Bundle.read(bundle), repository, model="ncd_global")
 
 
 @pytest.fixture(scope="session")
@@ -49,7 +49,7 @@ def gpu_deployment(bundle: Path, tmp_path_factory: pytest.TempPathFactory) -> De
     add_to_repository(Bundle.read(bundle), folder, name="ncd_global", hardware=Hardware("tensorrt"))
     uri = "s3://https://storage.example.com:9000/birds/models"
     image = "registry.example.com:5000/team/birds:1.2"
-    return describe(Bundle.read(bundle), folder, model="ncd_global", image=image, repository_uri=uri)
+    return collect_facts(Bundle.read(bundle), folder, model="ncd_global", image=image, repository_uri=uri)
 
 
 @pytest.fixture(scope="session")

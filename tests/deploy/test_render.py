@@ -11,7 +11,7 @@ import pytest
 
 from ncd_serve.bundle import Bundle
 from ncd_serve.deploy import Target
-from ncd_serve.deploy.facts import Deployment, _storage, describe
+from ncd_serve.deploy.facts import Deployment, _storage, collect_facts
 from ncd_serve.deploy.render import MARK, render
 from ncd_serve.errors import DataError, NcdError, UsageError
 from tests.conftest import Ncd
@@ -47,11 +47,11 @@ def test_the_command_says_what_to_do_next(ncd: Ncd, bundle: Path, repository: Pa
         (UsageError, {"image": "registry.example.com/Birds"}, "not the name of an image"),
         (UsageError, {"image": 'birds"\nprivileged: true'}, "not the name of an image"),
         (UsageError, {"image": "birds:tag:tag"}, "not the name of an image"),
-        (UsageError, {"repository_uri": "http://bucket/models"}, "not where a model repository can be"),
-        (UsageError, {"repository_uri": "s3://"}, "not where a model repository can be"),
-        (UsageError, {"repository_uri": "gs://https://host/bucket"}, "not where a model repository can be"),
-        (UsageError, {"repository_uri": "s3://user:password@bucket"}, "not where a model repository can be"),
-        (UsageError, {"repository_uri": "s3://b/x y"}, "not where a model repository can be"),
+        (UsageError, {"repository_uri": "http://bucket/models"}, "not the address of a model repository"),
+        (UsageError, {"repository_uri": "s3://"}, "not the address of a model repository"),
+        (UsageError, {"repository_uri": "gs://https://host/bucket"}, "not the address of a model repository"),
+        (UsageError, {"repository_uri": "s3://user:password@bucket"}, "not the address of a model repository"),
+        (UsageError, {"repository_uri": "s3://b/x y"}, "not the address of a model repository"),
         (UsageError, {"model": "_birds_"}, "cannot be a label"),
         (UsageError, {"model": "b" * 64}, "cannot be a label"),
         (DataError, {"model": "fish"}, "has no model 'fish'"),
@@ -61,7 +61,7 @@ def test_what_cannot_be_is_refused(
     bundle: Path, repository: Path, kind: type[NcdError], settings: dict[str, str], reason: str
 ) -> None:
     with pytest.raises(kind, match=reason):
-        describe(Bundle.read(bundle), repository, **{"model": "ncd_global", **settings})
+        collect_facts(Bundle.read(bundle), repository, **{"model": "ncd_global", **settings})
 
 
 @pytest.mark.parametrize(
@@ -83,9 +83,9 @@ def test_a_repository_that_serves_another_bundle(bundle: Path, repository: Path,
     config = copy / "ncd_global" / "config.pbtxt"
     config.write_text(config.read_text().replace(Bundle.read(bundle).manifest.bundle_id, "0123456789ab"))
     with pytest.raises(DataError, match="serves bundle 0123456789ab, not"):
-        describe(Bundle.read(bundle), copy, model="ncd_global")
+        collect_facts(Bundle.read(bundle), copy, model="ncd_global")
     with pytest.raises(DataError, match="cannot read"):
-        describe(Bundle.read(bundle), tmp_path / "nowhere", model="ncd_global")
+        collect_facts(Bundle.read(bundle), tmp_path / "nowhere", model="ncd_global")
 
 
 def test_rendering_again_replaces_what_nobody_changed(deployment: Deployment, tmp_path: Path) -> None:
@@ -94,7 +94,7 @@ def test_rendering_again_replaces_what_nobody_changed(deployment: Deployment, tm
     render(deployment, Target.KSERVE, out)
     assert not (out / "chart").exists() and (out / "inferenceservice.yaml").is_file()
     (out / "inferenceservice.yaml").write_text("mine")
-    with pytest.raises(DataError, match=r"inferenceservice\.yaml was changed since it was made"):
+    with pytest.raises(DataError, match=r"inferenceservice\.yaml was changed after it was rendered"):
         render(deployment, Target.KSERVE, out)
     assert (out / "inferenceservice.yaml").read_text() == "mine"
     (out / MARK).write_text("{")

@@ -146,7 +146,7 @@ def test_a_killed_client_goes_on_where_it_was(
     assert done.returncode == 0 and f"{kept} from before, {FEWER - kept} ok" in done.stderr
     assert_complete(target, expected[:FEWER])
     again = ncd("query", pictures / FEWER_PATTERN, *options, "--resume")
-    assert again.returncode == 0 and "is complete already" in again.stderr
+    assert again.returncode == 0 and "is already complete" in again.stderr
 
 
 def test_a_server_that_hangs_ends_in_a_clear_error_and_keeps_what_it_said(

@@ -129,7 +129,7 @@ def test_what_is_refused_changes_nothing(place: Path, ncd: Any) -> None:
     with unchanged(place):
         for arguments, code, words in (
             (("apply", names, "--keep", 0), 2, ("--keep",)),
-            (("apply", names, "--model-name", "a b"), 2, ("'a b' cannot be a model name", "hint:")),
+            (("apply", names, "--model-name", "a b"), 2, ("'a b' is not a valid model name", "hint:")),
             (("apply", nowhere), 2, ("does not say which bundle it is for", "hint: add --bundle")),
             (("export", "--bundle", "bundle", "--out", names), 2, ("names.json exists", "hint: choose another --out")),
             (("apply", "none.json"), 3, ("cannot read none.json", "hint:")),

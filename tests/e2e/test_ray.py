@@ -167,7 +167,7 @@ def test_only_what_is_missing_is_done_again(
     assert "11 parts" in done.stderr and "9 parts from before" in done.stderr
     assert rows_in(folder) == rows
     assert {name: (folder / name).stat().st_mtime_ns for name in written} == written
-    assert "is complete already" in ncd(*again, "--bundle", bundle, "--resume").stderr
+    assert "is already complete" in ncd(*again, "--bundle", bundle, "--resume").stderr
 
 
 def workers_below(pid: int) -> list[int]:

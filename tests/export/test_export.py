@@ -235,7 +235,7 @@ def test_images_that_are_compared_did_not_calibrate(
 
     kind = PRECISIONS[Precision.INT8]._replace(reduce=black)
     monkeypatch.setitem(PRECISIONS, Precision.INT8, kind)  # ranges of black images fit no others, so that int8 fails
-    with unchanged(tmp_path), pytest.raises(ExportMismatchError, match=r"int8 gives \d+\.\d% of 20 images"):
+    with unchanged(tmp_path), pytest.raises(ExportMismatchError, match=r"int8 assigns \d+\.\d% of 20 images"):
         export_run(setup, RunDir(tiny_run), **place, options=ExportOptions(precision="int8"), progress=SILENT)
     calibrated = {image.tobytes() for image in np.concatenate(seen)}
     spec = setup.config.data.preprocess

@@ -61,7 +61,7 @@ def test_the_card_lists_what_a_person_said(place: Path, bundle: Path) -> None:
     assert card.read_text().endswith(
         "| cluster | name |\n|---|---|\n| 0 | gull \\| \\<b\\> |\n| 1 | gull \\| \\<b\\> (merged into 0) |\n"
     )
-    assert f"Bundle `{renamed.manifest.bundle_id}`, made {renamed.manifest.created}" in card.read_text()
+    assert f"Bundle `{renamed.manifest.bundle_id}`, created {renamed.manifest.created}" in card.read_text()
     rename(place, {0: {"name": "tern"}, 1: {}, 3: {"junk": True}})
     assert card.read_text().endswith("|---|---|\n| 0 | tern |\n| 3 | junk |\n") and "gull" not in card.read_text()
     renamed, _ = rename(place, {0: {}, 3: {}})

@@ -69,7 +69,7 @@ def test_a_model_of_somebody_else_is_left_alone(bundle: Path, tmp_path: Path) ->
 
 
 def test_a_name_that_triton_cannot_load(bundle: Path, tmp_path: Path) -> None:
-    with pytest.raises(UsageError, match="cannot be a model name"):
+    with pytest.raises(UsageError, match="is not a valid model name"):
         add_to_repository(Bundle.read(bundle), tmp_path, name="../birds")
     assert entries(tmp_path) == []
 

@@ -42,7 +42,7 @@ def test_what_is_written_is_read(tmp_path: Path) -> None:
 
 
 def test_of_many_images_an_even_sample_is_kept_but_all_are_counted(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(reference, "MOST_IMAGES", 4)
+    monkeypatch.setattr(reference, "MAX_IMAGES", 4)
     sample = replace(example(), truth=list("abcdefg")).sampled()
     assert sample.paths == [example().paths[row] for row in (0, 2, 4, 6)]
     assert sample.truth == ["a", "c", "e", "g"] and sample.embeddings.shape == (4, 4)

@@ -1,8 +1,8 @@
 """Triton's `onnxruntime` backend in Python: stands in where the server has no C++ one (the pip wheel).
 
 Triton runs this file inside its stub process, so it imports numpy, onnxruntime and Triton's own utilities only.
-It obeys the same config.pbtxt as the C++ backend. What it cannot obey it refuses by name, so that a repository
-which works here is not a surprise in production.
+It follows the same config.pbtxt as the C++ backend, and raises an error for settings that it does not support, so
+that a repository which works here also works in production.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ class TritonPythonModel:
 
     @staticmethod
     def auto_complete_config(model_config: Any) -> Any:
-        """Fill in what config.pbtxt leaves out, by the rules of the C++ backend."""
+        """Complete config.pbtxt by the rules of the C++ backend."""
         config = model_config.as_dict()
         if not (config["input"] and config["output"]):
             _complete(config, _open_session(config))
@@ -72,7 +72,7 @@ class TritonPythonModel:
     def _answer(self, requests: list[Any]) -> list[Any]:
         try:
             return self._run(requests)
-        except Exception as error:  # whatever it was, each waiting client has to be told
+        except Exception as error:  # every waiting client needs a response, for any error
             return [pb_utils.InferenceResponse(error=pb_utils.TritonError(str(error))) for _ in requests]
 
     def _run(self, requests: list[Any]) -> list[Any]:
@@ -111,7 +111,7 @@ def _open_session(config: dict[str, Any]) -> Any:
 
 
 def _model_path() -> str:
-    # Auto-completion is given the config alone, so the path is taken from where Triton passes it to the stub.
+    # Auto-completion gets the config only, so the path is taken from the stub's arguments.
     return Path("/proc/self/cmdline").read_bytes().split(b"\0")[1].decode()
 
 
@@ -134,7 +134,7 @@ def _is_harmless(parameter: str) -> bool:
 
 
 def _shape(tensor: Any) -> list[int]:
-    """The dimensions of an ONNX tensor as Triton writes them, -1 where they vary."""
+    """Return the dimensions of an ONNX tensor in Triton's form, -1 for variable ones."""
     return [size if isinstance(size, int) else -1 for size in tensor.shape]
 
 

@@ -1,4 +1,4 @@
-"""A second model beside an exported one: image files in, cluster id, name and confidence out."""
+"""Second model beside an exported one, from image files to cluster id, name and confidence."""
 
 from __future__ import annotations
 
@@ -35,12 +35,12 @@ parameters {{ key: "{mark}" value {{ string_value: "{asked}" }} }}
 
 
 def jpeg_model_name(name: str) -> str:
-    """The name of the model that takes image files for the model `name`."""
+    """Return the name of the model that takes image files for the model `name`."""
     return name + _SUFFIX
 
 
 def add_jpeg_model(bundle: Bundle, repository: Path, *, name: str, version: int) -> Path:
-    """Add the model that takes image files for version `version` of the model `name`; returns its version's folder.
+    """Add the model that takes image files for version `version` of the model `name`; return the folder of its version.
 
     To be called before that version itself appears, which may be loaded at once: its names have to be there by then.
     """

@@ -33,7 +33,7 @@ class _Facts(NamedTuple):
 
 
 class _Row(NamedTuple):
-    """The answer to one image: the outputs by name. `json` says it all in a form that a shell can read."""
+    """Answer for one image: outputs by name. `json` has all of them in a form for shells."""
 
     cluster_id: int
     cluster_name: bytes
@@ -42,14 +42,14 @@ class _Row(NamedTuple):
 
 
 class _GoneError(Exception):
-    """The version that was asked is not served any more."""
+    """Error for a version that is no longer served."""
 
 
 class TritonPythonModel:
-    """One instance: several of them decode beside each other."""
+    """Instance of the model; several of them decode in parallel."""
 
     def initialize(self, args: dict[str, str]) -> None:
-        """Load what decodes images. A server that cannot do that still serves the ONNX model."""
+        """Load the decoder of images. A server without it still serves the ONNX model."""
         parameters = json.loads(args["model_config"])["parameters"]
         self._asked = parameters["ncd_jpeg_of"]["string_value"]
         self._folder = Path(args["model_repository"])
@@ -72,7 +72,7 @@ class TritonPythonModel:
             return [_refusal(self._lacks, pb_utils.TritonError.UNAVAILABLE) for _ in requests]
         try:
             return self._try_versions(requests)
-        except Exception as error:  # whatever it was, each waiting client has to be told
+        except Exception as error:  # every waiting client needs a response, for any error
             return [_refusal(str(error), pb_utils.TritonError.INTERNAL) for _ in requests]
 
     def _try_versions(self, requests: list[Any]) -> list[Any]:
@@ -86,7 +86,7 @@ class TritonPythonModel:
         return [_refusal(reason, pb_utils.TritonError.UNAVAILABLE) for _ in requests]
 
     def _served_version(self) -> int | None:
-        """The newest that is ready. One that was exported but not loaded is passed over."""
+        """Return the newest version that is ready; versions that were exported but not loaded are skipped."""
         self._learn_versions()
         return next(filter(self._is_ready, sorted(self._facts, reverse=True)), None)
 
@@ -121,7 +121,7 @@ class TritonPythonModel:
             preferred_memory=pb_utils.PreferredMemory(pb_utils.TRITONSERVER_MEMORY_CPU),
         ).exec()
         if response.has_error():
-            # Triton reports a version that is gone as an internal error, like any other.
+            # Triton reports an unloaded version as an internal error, like any other error.
             raise RuntimeError(response.error().message()) if self._is_ready(version) else _GoneError
         ids, confidences = (
             pb_utils.get_output_tensor_by_name(response, name).as_numpy().ravel()
@@ -132,7 +132,7 @@ class TritonPythonModel:
         ]
 
     def _learn_versions(self) -> None:
-        """Read what is new, and keep what is not: an export may remove the folder of a version that is still served."""
+        """Read new versions and keep the known ones: an export may remove the folder of a served version."""
         for entry in self._folder.iterdir():
             if entry.name.isdigit() and int(entry.name) not in self._facts:
                 bundle = json.loads((entry / "bundle.json").read_bytes())
@@ -141,7 +141,7 @@ class TritonPythonModel:
 
 
 def _refusal_of(images: list[Any]) -> Any:
-    """The refusal of a request with an image that cannot be decoded, or None."""
+    """Return the error response to a request with an undecodable image, or None."""
     for number, image in enumerate(images):
         if isinstance(image, str):
             where = f"image {number}: " if len(images) > 1 else ""

@@ -262,9 +262,9 @@ def test_a_plan_is_kept_and_read_block_by_block(photos: Path, memory: MemoryFile
 @pytest.mark.parametrize(
     ("change", "words"),
     [
-        ({"bundle": "b2"}, "begun with bundle b1, not b2"),
-        ({"sources": ["photos"]}, "begun with sources photos more, not photos"),
-        ({"top_k": 1}, "begun with top-k 3, not 1"),
+        ({"bundle": "b2"}, "started with bundle b1, not b2"),
+        ({"sources": ["photos"]}, "started with sources photos more, not photos"),
+        ({"top_k": 1}, "started with top-k 3, not 1"),
     ],
 )
 def test_rows_of_another_order_are_not_gone_on_with(photos: Path, change: dict[str, Any], words: str) -> None:

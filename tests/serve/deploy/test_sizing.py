@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from ncd_serve.deploy.sizing import Demand, Figures, Line, size_up
+from ncd_serve.deploy.sizing import Demand, Figures, Quantity, size_up
 from ncd_serve.errors import DataError
 from tests.conftest import Ncd
 
@@ -16,7 +16,7 @@ FIGURES = Figures(
 )
 
 
-def by_name(lines: list[Line]) -> dict[str, float]:
+def by_name(lines: list[Quantity]) -> dict[str, float]:
     return {line.what: line.value for line in lines}
 
 
@@ -47,7 +47,7 @@ def test_gpus_by_hand() -> None:
 def test_a_bundle_that_does_not_know_its_views() -> None:
     old = Figures(**{**vars(FIGURES), "view_bytes": None})
     assert size_up(Demand(1000), old)
-    with pytest.raises(DataError, match="how large a cached view is"):
+    with pytest.raises(DataError, match="the size of a cached view"):
         size_up(Demand(1000, training_images=10), old)
 
 

@@ -240,7 +240,7 @@ def test_a_broken_model_does_not_hide_the_others(models: Path) -> None:
     assert "no version with a model.onnx" in checks["lookup"].found
     assert checks["birds_jpeg"].verdict == "ok"
     shutil.rmtree(models / "birds")
-    assert "'birds', which is not there" in by_name(examine(repository=models))["birds_jpeg"].found
+    assert "'birds', which does not exist" in by_name(examine(repository=models))["birds_jpeg"].found
     (nowhere,) = examine(repository=models / "nowhere")
     assert nowhere.verdict == "problem" and nowhere.code == 3
 

@@ -16,7 +16,7 @@ from PIL import Image
 
 from ncd_serve.errors import DataError, UsageError
 from ncd_serve.gallery import Collection, MapKind, build_gallery, read_source
-from ncd_serve.gallery.clusters import describe
+from ncd_serve.gallery.clusters import describe_clusters
 from ncd_serve.gallery.collection import GivenNames
 from ncd_serve.gallery.confusion import confusion_data, contingency
 from ncd_serve.gallery.projection import places, principal
@@ -61,7 +61,7 @@ def test_facts_worked_by_hand() -> None:
         known_classes=["gull", "tern"],
         truth=["auk", "auk", "owl", "owl"],
     )
-    (large, small), central = describe(shown)
+    (large, small), central = describe_clusters(shown)
     length = 8.2**0.5
     assert central == pytest.approx([2.8 / length, (0.8 * 2.8 + 0.36) / length, 2.8 / length, 1], abs=1e-6)
     assert (large.number, large.count, large.confidence) == (0, 6, pytest.approx(0.6))
@@ -86,7 +86,7 @@ def test_the_least_certain_images_follow_the_most_central_ones() -> None:
         counts=np.array([40]),
         rivals=np.array([1] * 30 + [2] * 5 + [-1] * 5),
     )
-    (cluster,), central = describe(shown)
+    (cluster,), central = describe_clusters(shown)
     assert central is shown.confidences  # without embeddings
     assert cluster.images == [*range(39, 23, -1), *range(6), *range(23, 5, -1)]
     assert cluster.introduced == (16, 6)
@@ -211,7 +211,7 @@ def test_rows_of_images_elsewhere(run: Path, tmp_path: Path) -> None:
 
 
 def test_more_rows_than_are_shown(run: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("ncd_serve.gallery.read.MOST_IMAGES", 4)
+    monkeypatch.setattr("ncd_serve.gallery.read.MAX_IMAGES", 4)
     write_rows([row(run / "images" / "green" / f"green-{i:02d}.png", 0, 0.9) for i in range(8)], tmp_path / "rows.csv")
     shown = read_source(tmp_path / "rows.csv")
     assert (len(shown.paths), shown.total) == (4, 8)
@@ -220,7 +220,7 @@ def test_more_rows_than_are_shown(run: Path, tmp_path: Path, monkeypatch: pytest
 def test_what_is_no_source(run: Path, tmp_path: Path) -> None:
     with pytest.raises(DataError, match="no such file"):
         read_source(tmp_path / "nothing")
-    with pytest.raises(UsageError, match="--bundle belongs to rows"):
+    with pytest.raises(UsageError, match="--bundle is only for rows"):
         read_source(run, bundle=run)
     with pytest.raises(DataError, match="has no reference"):
         read_source(tmp_path)

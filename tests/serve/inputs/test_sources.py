@@ -262,7 +262,7 @@ def test_urls_are_fetched_only_when_allowed_and_within_limits(site: str, monkeyp
         find_sources([f"{site}/good.png"])
     assert "--allow-urls" in str(refused.value.hint)
     monkeypatch.setattr(download, "MAX_BYTES", 200_000)
-    monkeypatch.setattr(download, "SECONDS", 0.5)
+    monkeypatch.setattr(download, "DOWNLOAD_SECONDS", 0.5)
     names = ["good.png", "there", "none.png", "file", "endless.png", "slow.png"]
     found = outcomes(*[f"{site}/{name}" for name in names], "http://127.0.0.1:1/x.png", allow_urls=True)
     good, redirected, *bad = found.values()

@@ -76,7 +76,7 @@ def test_an_interrupted_file_is_resumed_and_each_image_asked_once(photos: list[P
     assert runner.batches == [2]
     assert [row.path for row in read_rows(str(target))] == list(map(str, photos))
     again = Job(BrightnessRunner())
-    assert again.save(photos, target, resume=True) == f"{target} is complete already"
+    assert again.save(photos, target, resume=True) == f"{target} is already complete"
     assert again.opened == 0
 
 

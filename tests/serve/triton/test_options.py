@@ -23,7 +23,7 @@ from tests.serve.small_models import CONFIG, READY_SECONDS, make_classifier, nee
         (["log-verbose=1"], UsageError, "'log-verbose=1' is not an option", "--NAME=VALUE"),
         (["--grpc-port=1"], UsageError, "--grpc-port is set by ncd-serve", "use --grpc-port before"),
         (["--model-repository", "x"], UsageError, "--model-repository is set by ncd-serve", "use --repository"),
-        (["--allow-http=false"], UsageError, "without HTTP", "--host"),
+        (["--allow-http=false"], UsageError, "needs HTTP", "--host"),
         (["--grpc-server-cert=no.pem"], DataError, "no such file: no.pem", "check the path"),
     ],
 )

@@ -345,7 +345,7 @@ def test_a_server_on_path_comes_first(tmp_path: Path, monkeypatch: pytest.Monkey
         ("birds/config.pbtxt", "no version with a model.onnx in .*birds"),
         ("birds/v1/model.onnx", "no version with a model.onnx in .*birds"),
         ("birds/0/model.onnx", "no version with a model.onnx in .*birds"),
-        ("my birds/1/model.onnx", "'my birds' cannot be a model name"),
+        ("my birds/1/model.onnx", "'my birds' is not a valid model name"),
     ],
 )
 def test_a_folder_that_is_no_repository_is_refused(tmp_path: Path, file: str | None, reason: str) -> None:
@@ -362,7 +362,7 @@ def test_a_folder_that_is_no_repository_is_refused(tmp_path: Path, file: str | N
     ("config", "reason"),
     [
         ('name: "owls"', "names the model 'owls', its folder 'birds'"),
-        ('output [ { name: "a" label_filename: "names.txt" } ]', "needs the labels names.txt, which are not there"),
+        ('output [ { name: "a" label_filename: "names.txt" } ]', "needs the labels names.txt, which do not exist"),
         ("max_batch: 3", "config.pbtxt is damaged: 1:1 .*max_batch"),
         ('backend: "python"', "no version with a model.py in .*birds"),
     ],

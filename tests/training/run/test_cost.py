@@ -16,7 +16,7 @@ from ncd_training.data.views import BatchPlan
 from ncd_training.model.onnx import configured_trunk
 from ncd_training.model.weights import initial_trunk
 from ncd_training.run import train as training
-from ncd_training.run.plan import Cost, cost_line, device_name, measure
+from ncd_training.run.plan import StepCost, cost_line, device_name, measure_step
 
 from tests.runs import ready
 
@@ -41,7 +41,7 @@ def test_real_steps_are_timed_and_leave_no_trace(processes: int, prepared: Setup
     before = deepcopy({**state.model.state_dict(), **state.method.state_dict()})
     random = torch.get_rng_state()
     plan = BatchPlan(84, 20, 16, 16, seed=0)
-    cost = measure(state, prepared, plan, processes=processes)
+    cost = measure_step(state, prepared, plan, processes=processes)
     assert min(cost.load, cost.trunk, cost.branches) > 0
     assert cost.views == 2 * 32 // processes
     assert 50e6 < cost.memory < 100e9
@@ -61,7 +61,7 @@ def test_on_a_gpu_its_own_memory_counts_and_time_is_taken_when_it_is_done(
     monkeypatch.setattr("torch.cuda.reset_peak_memory_stats", lambda: asked.append("reset"))
     monkeypatch.setattr("torch.cuda.synchronize", lambda: asked.append("wait"))
     monkeypatch.setattr("torch.cuda.max_memory_allocated", lambda: 123_000_000)
-    cost = measure(state, prepared, BatchPlan(84, 20, 16, 16, seed=0), patience=0)
+    cost = measure_step(state, prepared, BatchPlan(84, 20, 16, 16, seed=0), slow=0)
     assert cost.memory == 123_000_000 and asked == ["reset", *["wait"] * 4]
     assert device_name() == "cuda (Tesla T4)"
     # One core feeds the GPU; it does not compute beside it.
@@ -71,7 +71,7 @@ def test_on_a_gpu_its_own_memory_counts_and_time_is_taken_when_it_is_done(
 
 def test_seconds_by_hand(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(torch, "get_num_threads", lambda: CORES)
-    cost = Cost(views=10, load=8.0, trunk=2.0, branches=1.0, memory=0)
+    cost = StepCost(views=10, load=8.0, trunk=2.0, branches=1.0, memory=0)
     assert cost.step_seconds(workers=0, cached=False) == 11
     assert cost.step_seconds(workers=0, cached=True) == 1
     # One loader is slower than all that the cores have to do beside it.
@@ -82,13 +82,13 @@ def test_seconds_by_hand(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_the_line_says_what_is_counted(prepared: Setup) -> None:
-    cost = Cost(views=64, load=0.5, trunk=0.25, branches=0.25, memory=1_240_000_000)
+    cost = StepCost(views=64, load=0.5, trunk=0.25, branches=0.25, memory=1_240_000_000)
     line = cost_line(prepared, cost, steps=5)
     stages = "1 epoch of rotations and 1 epoch of supervised training"
-    assert line == f"about 10 s (1 s a step, 5 steps an epoch), not counting {stages}; 1.2 GB of memory"
+    assert line == f"about 10 s (1 s per step, 5 steps per epoch), not counting {stages}; 1.2 GB of memory"
     # 104 images x 8 views / 64 x 0.75 s.
     line = cost_line(with_data(prepared, cache_views=8), cost, steps=5)
-    assert "(0.25 s a step, 5 steps an epoch, 10 s to cache views)" in line
+    assert "(0.25 s per step, 5 steps per epoch, 10 s to cache views)" in line
     assert line.startswith("about 12 s")
 
 
@@ -103,7 +103,7 @@ def test_a_dry_run_answers_and_leaves_nothing(
     assert list(tmp_path.iterdir()) == []
 
 
-def test_patience_ends_with_the_first_slow_step(prepared: Setup) -> None:
+def test_measuring_ends_after_a_slow_first_step(prepared: Setup) -> None:
     parts, _ = initial_trunk(prepared.config, weights=None)
     state = training.build_state(prepared, parts)
     asked = []
@@ -114,7 +114,7 @@ def test_patience_ends_with_the_first_slow_step(prepared: Setup) -> None:
                 asked.append(requests)
                 yield requests
 
-    measure(state, prepared, Counting(84, 20, 16, 16, seed=0), patience=0)
+    measure_step(state, prepared, Counting(84, 20, 16, 16, seed=0), slow=0)
     assert len(asked) == 1
-    measure(state, prepared, Counting(84, 20, 16, 16, seed=0), patience=math.inf)
+    measure_step(state, prepared, Counting(84, 20, 16, 16, seed=0), slow=math.inf)
     assert len(asked) == 3

@@ -110,10 +110,10 @@ def test_a_cut_by_hand() -> None:
 
 
 def test_large_piles_are_thinned_alike(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(class_number, "_MOST_IN_TREE", 60)
+    monkeypatch.setattr(class_number, "_MAX_TREE_IMAGES", 60)
     assert equal_cut(*blobs(10, 9), seed=0).classes == 9
     # so few are kept that a probe class would have none
-    monkeypatch.setattr(class_number, "_MOST_IN_TREE", 10)
+    monkeypatch.setattr(class_number, "_MAX_TREE_IMAGES", 10)
     assert equal_cut(*blobs(10, 9), seed=0).probes == 10
 
 

@@ -18,7 +18,7 @@ import numpy as np
 import pytest
 from ncd_training.data.datasets import DATASETS
 from ncd_training.data.manifest import Manifest
-from ncd_training.study.compare import Cost, Job, Ledger, Wishes, _measured, departures, plan
+from ncd_training.study.compare import Job, Ledger, RunCost, Wishes, _run_and_measure, departures, plan_jobs
 from ncd_training.study.compare_rows import row_set, set_names
 from ncd_training.study.compare_table import Comparison, collect, mean_and_deviation, notes
 from PIL import Image
@@ -119,8 +119,11 @@ def test_departures_from_the_paper_are_named() -> None:
     assert "optim.epochs: 4 for 200, 24 for 110" in lines
     assert departures(rows, wishes()) == []
     manifest = Manifest("cub200", [], [], [], None, notes=("a remark",))
-    assert notes(row_set("baselines"), rows, wishes(), manifest)[:2] == ["a remark", "The settings are the paper's."]
-    assert "not like for like" in notes(row_set("baselines"), rows, wishes("cub200", "quick"), manifest)[1]
+    assert notes(row_set("baselines"), rows, wishes(), manifest)[:2] == [
+        "a remark",
+        "The settings are those of the paper.",
+    ]
+    assert "obtained with other settings" in notes(row_set("baselines"), rows, wishes("cub200", "quick"), manifest)[1]
 
 
 def test_mean_and_deviation_by_hand() -> None:
@@ -147,10 +150,10 @@ def printed(found: Comparison, width: int) -> str:
 
 
 def test_many_rows_and_many_columns_fit_a_terminal(tmp_path: Path) -> None:
-    jobs, ledger = plan(row_set("baselines").rows, [0], wishes(), tmp_path), Ledger(tmp_path)
+    jobs, ledger = plan_jobs(row_set("baselines").rows, [0], wishes(), tmp_path), Ledger(tmp_path)
     for job in jobs:
         finished(job, **{"unlabelled-train": 0.4, "novel-test": 0.3, "known-test": 0.2})
-        ledger.add(job, Cost(800.0, 1500.0, 2_400_000_000))
+        ledger.add(job, RunCost(800.0, 1500.0, 2_400_000_000))
     text = printed(table_of(jobs, tmp_path, "cub200"), 80)
     assert "…" not in text and "local-only" in text and "CPU time" in text
 
@@ -161,7 +164,7 @@ def picture_size(folder: Path) -> tuple[int, int]:
 
 
 def test_published_figures_stand_beside_what_they_were_measured_on(tmp_path: Path) -> None:
-    jobs = plan(row_set("fine-grained").pick(["full", "dtc"]), [0, 1], wishes(), tmp_path)
+    jobs = plan_jobs(row_set("fine-grained").pick(["full", "dtc"]), [0, 1], wishes(), tmp_path)
     assert [job.name for job in jobs] == ["dtc-0", "full-0", "dtc-1", "full-1"]
     finished(jobs[1], **{"unlabelled-train": 0.4, "novel-test": 0.3})
     finished(jobs[3], **{"unlabelled-train": 0.5, "novel-test": 0.3})
@@ -173,7 +176,7 @@ def test_published_figures_stand_beside_what_they_were_measured_on(tmp_path: Pat
 
 
 def test_an_open_world_is_shown_by_both_protocols(tmp_path: Path) -> None:
-    (job,) = jobs = plan(row_set("open-world").pick(["orca"]), [0], wishes("imagenet100-open50"), tmp_path)
+    (job,) = jobs = plan_jobs(row_set("open-world").pick(["orca"]), [0], wishes("imagenet100-open50"), tmp_path)
     paper = {f"unlabelled-train, {part} images, paper's protocol": 0.5 for part in ("seen", "novel", "all")}
     once = {f"unlabelled-train, {part} images, one matching": 0.4 for part in ("seen", "novel", "all")}
     finished(job, **{"unlabelled-train": 0.4, **paper, **once})
@@ -354,5 +357,5 @@ def test_a_foreign_run_is_left_alone(arguments: list[str], tmp_path: Path) -> No
 
 def test_a_run_does_not_count_the_memory_of_the_process_that_started_it(tmp_path: Path) -> None:
     held = np.ones(500 * 10**6, np.uint8)
-    cost, _ = _measured([sys.executable, "-c", "import time; time.sleep(0.5)"], tmp_path / "said.log")
+    cost, _ = _run_and_measure([sys.executable, "-c", "import time; time.sleep(0.5)"], tmp_path / "said.log")
     assert 1e6 < cost.memory < len(held) / 5

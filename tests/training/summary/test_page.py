@@ -7,7 +7,6 @@ import math
 from dataclasses import replace
 from html.parser import HTMLParser
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
@@ -17,6 +16,7 @@ from ncd_training.config.schema import TrainConfig
 from ncd_training.data.manifest import Manifest
 from ncd_training.data.prepare import Setup
 from ncd_training.summary.charts import chart
+from ncd_training.summary.figures import PAIRS, Curve, curves
 from ncd_training.summary.page import balance, changed_settings, command_line, render_report, scores_by_split, times
 
 from ncd_serve.reference import Reference
@@ -138,7 +138,7 @@ def test_a_finished_run(setup: Setup, run: RunDir) -> None:
     assert {0.375, 0.75, 0.5, 0.25, 0.875, 0.625} < set(found.values)
     assert "unlabelled-train, all classes" in found.text
     assert found.text.index("<b>emu</b> 4") < found.text.index("dodo 4"), "the worst class is first"
-    assert "1 image file was left out" in found.text and "kept, as published" not in found.text
+    assert "1 image file was skipped" in found.text and "kept as published" not in found.text
     assert f"ncd-serve export '{run.path.parent}/a '\"'\"'run'\"'\"''" in found.text
 
 
@@ -165,7 +165,7 @@ def test_what_nobody_knows_is_said_to_be_missing(setup: Setup, run: RunDir) -> N
     run.summary.write_text(json.dumps({"baselines": {}, "scores": {}}))
     run.write_metrics([{"epoch": epoch, "cross_entropy": 1.0, "cluster_balance": 0.5} for epoch in (1, 2, 3)])
     found = page(setup, run)
-    assert "Nobody said what the unlabelled images show, so there are no ACC" in found.text
+    assert "The unlabelled images have no true labels, so ACC" in found.text
     assert "Pseudo labels" not in found.text and "Precision" not in found.text
     assert "Coloured by cluster" in found.text and "cluster balance 0.811" in found.text
 
@@ -188,7 +188,7 @@ def test_a_run_that_was_looked_at_on_its_way(setup: Setup, run: RunDir) -> None:
 
 def test_before_the_first_epoch(setup: Setup, tmp_path: Path) -> None:
     found = page(setup, RunDir.create(tmp_path / "run", setup.config), epoch=0, scored=False)
-    assert "interrupted after 0 of 3 epochs" in found.text and "No epoch of discovery is done yet" in found.text
+    assert "interrupted after 0 of 3 epochs" in found.text and "No epoch of discovery is finished yet" in found.text
     assert "All image files could be used" in found.text
 
 
@@ -200,7 +200,7 @@ def test_figures_that_are_no_numbers(setup: Setup, run: RunDir) -> None:
 def test_very_many_files_that_were_left_out(setup: Setup, run: RunDir) -> None:
     (run.path / "skipped.txt").write_text("".join(f"skipped {number}.png: empty\n" for number in range(1002)))
     found = page(setup, run).text
-    assert "1,002 image files were left out" in found and "999.png: empty ... and 2 more in skipped.txt" in found
+    assert "1,002 image files were skipped" in found and "999.png: empty ... and 2 more in skipped.txt" in found
 
 
 def test_scores_of_a_split_are_together() -> None:
@@ -271,8 +271,13 @@ def test_balance_of_sizes() -> None:
 
 
 def test_lines_of_a_chart() -> None:
-    curves: dict[str, Any] = {"global precision": [(1, 0.5), (2, math.nan), (4, 1.0)], "global recall": [(4, 0.25)]}
-    found = chart(curves | {"local precision": [(2, 0.0)]}, top=1.0, levels={"k-means": 0.75})
+    rows = [
+        {"epoch": 1, "pseudo_global_precision": 0.5},
+        {"epoch": 2, "pseudo_global_precision": math.nan, "pseudo_local_precision": 0.0},
+        {"epoch": 4, "pseudo_global_precision": 1.0, "pseudo_global_recall": 0.25},
+    ]
+    drawn = sorted(curves(rows, PAIRS), key=lambda curve: (curve.colour, curve.dashed))
+    found = chart(drawn, top=1.0, levels={"k-means": 0.75})
     precision, recall, local = found.lines
     assert [(dot.x, dot.y) for dot in precision.dots] == [
         (25, 50),
@@ -290,7 +295,7 @@ def test_lines_of_a_chart() -> None:
 
 
 def test_a_scale_of_its_own() -> None:
-    found = chart({"term": [(1, 4.5), (2, -1.0)]})
+    found = chart([Curve("term", [(1, 4.5), (2, -1.0)], colour=0, dashed=False)])
     assert [(tick.place, tick.label) for tick in found.y_ticks] == [
         (100, "-2"),
         (75, "0"),
@@ -299,4 +304,4 @@ def test_a_scale_of_its_own() -> None:
         (0, "6"),
     ]
     assert [dot.y for dot in found.lines[0].dots] == [18.75, 87.5]
-    assert chart({"term": [(1, 0.0)]}).lines[0].dots[0].y == 100
+    assert chart([Curve("term", [(1, 0.0)], colour=0, dashed=False)]).lines[0].dots[0].y == 100

@@ -34,7 +34,7 @@ def test_curves_are_redrawn_now_and_then(tmp_path: Path, monkeypatch: pytest.Mon
     curves = CurvePlots(tmp_path)
     curves.follow(ROWS)
     assert list(tmp_path.iterdir()) == []
-    monkeypatch.setattr(plots, "_REDRAW_AFTER", 0.0)
+    monkeypatch.setattr(plots, "_REDRAW_SECONDS", 0.0)
     curves.follow(ROWS)
     assert (tmp_path / "terms.png").exists()
 

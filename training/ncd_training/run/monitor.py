@@ -1,4 +1,4 @@
-"""Looks at the clusters while a run trains and at its end. True novel classes are read here; training never is."""
+"""Scores and pictures of the clusters, during training and at the end. Reads true novel classes; training does not."""
 
 from __future__ import annotations
 
@@ -24,13 +24,13 @@ if TYPE_CHECKING:
     from ncd_training.model.predict import Ids, See
     from ncd_training.run.state import TrainState
 
-_LOOKS = 10  # how often a run looks at its clusters on the way
-_TSNE_UNLABELLED, _TSNE_KNOWN = 1200, 300  # points of a picture
+_EVALUATIONS_PER_RUN = 10
+_TSNE_UNLABELLED_POINTS, _TSNE_KNOWN_POINTS = 1200, 300
 
 
 @dataclass(frozen=True)
 class Monitor:
-    """Looks at a run's model; leaves pictures in `plots`."""
+    """Evaluation of a run's model while it trains and at the end; pictures go to the folder `plots`."""
 
     setup: Setup
     plots: Path
@@ -42,7 +42,7 @@ class Monitor:
         drawn = 0 in config.report.tsne_epochs
         if manifest.truth is None and not drawn:
             return {}
-        outputs = self._answers(state, manifest.unlabelled, "initial features", track=self.progress.track)
+        outputs = self._outputs(state, manifest.unlabelled, "initial features", track=self.progress.track)
         clusters = self.setup.novel_classes + (len(manifest.known_classes) if manifest.open_world else 0)
         ids = kmeans_ids(outputs.embedding, clusters, seed=config.optim.seed)
         if drawn:
@@ -59,14 +59,14 @@ class Monitor:
     def after_epoch(self, state: TrainState) -> dict[str, float]:
         """Return cluster balance and, where true classes are known, scores and quality of pseudo labels.
 
-        Looks at about ten epochs of a run, at the last, and at those that are to be drawn; else returns nothing.
+        Evaluates about ten epochs of a run, the last one, and those with a t-SNE picture; empty for other epochs.
         """
         config, manifest, epoch, epochs = self.setup.config, self.setup.manifest, state.epoch, self._epochs
         drawn = {epochs if chosen == -1 else chosen for chosen in config.report.tsne_epochs}
-        if epoch % max(1, epochs // _LOOKS) and epoch not in drawn | {epochs}:
+        if epoch % max(1, epochs // _EVALUATIONS_PER_RUN) and epoch not in drawn | {epochs}:
             return {}
         probe, rows = self._probe(state)
-        outputs = self._answers(state, manifest.unlabelled, "looking", see=probe)
+        outputs = self._outputs(state, manifest.unlabelled, "evaluating", see=probe)
         figures: dict[str, float] = {}
         if manifest.truth is not None:
             truth = np.array(manifest.truth)
@@ -80,12 +80,12 @@ class Monitor:
         return figures
 
     def at_the_end(self, state: TrainState, summary: Summary) -> tuple[Summary, Outputs]:
-        """Score every split that has true classes, and the pseudo labels; also return the answers for the pile."""
+        """Score every split that has true classes and the pseudo labels; also return the unlabelled images' outputs."""
         config, manifest, track = self.setup.config, self.setup.manifest, self.progress.track
         if not (method_named(config.method.name).teaches_known_in(config) or config.supervised.epochs):
             manifest = replace(manifest, known_test=())
         probe, rows = self._probe(state)
-        outputs = self._answers(state, manifest.unlabelled, "looking at the unlabelled images", see=probe, track=track)
+        outputs = self._outputs(state, manifest.unlabelled, "evaluating unlabelled images", see=probe, track=track)
         data = config.data
         splits = evaluate_splits(state.model, manifest, data.preprocess, outputs, workers=data.workers, track=track)
         pairs = _qualities(probe, np.array(manifest.truth)[rows]) if manifest.truth is not None else {}
@@ -96,7 +96,7 @@ class Monitor:
     def _epochs(self) -> int:
         return self.setup.config.optim.epochs
 
-    def _answers(
+    def _outputs(
         self, state: TrainState, paths: Sequence[Path], what: str, *, see: See | None = None, track: Track = silent
     ) -> Outputs:
         data = self.setup.config.data
@@ -104,7 +104,7 @@ class Monitor:
         return run_model(state.model, paths, data.preprocess, workers=workers, track=track, what=what, see=see)
 
     def _probe(self, state: TrainState) -> tuple[PairProbe | None, Ids]:
-        """Return a follower of the unlabelled images, if there are true classes to compare pseudo labels with."""
+        """Return a probe of the pseudo labels, None without true classes, and the image numbers that it samples."""
         manifest, method = self.setup.manifest, state.method
         rows = sample_rows(len(manifest.unlabelled), seed=self.setup.config.optim.seed)
         return (PairProbe(method, rows) if manifest.truth and method.pseudo_labels else None), rows
@@ -114,9 +114,9 @@ class Monitor:
         manifest, seed = self.setup.manifest, self.setup.config.optim.seed
         if len(manifest.unlabelled) < 3:
             return
-        rows = sample_rows(len(manifest.unlabelled), seed=seed, at_most=_TSNE_UNLABELLED)
-        behind = sample_rows(len(manifest.labelled), seed=seed, at_most=_TSNE_KNOWN)
-        known = self._answers(state, [manifest.labelled[row][0] for row in behind], "known images")
+        rows = sample_rows(len(manifest.unlabelled), seed=seed, at_most=_TSNE_UNLABELLED_POINTS)
+        behind = sample_rows(len(manifest.labelled), seed=seed, at_most=_TSNE_KNOWN_POINTS)
+        known = self._outputs(state, [manifest.labelled[row][0] for row in behind], "known images")
         groups, colour = (clusters, "cluster") if manifest.truth is None else (np.array(manifest.truth), "true class")
         names = manifest.novel_names if manifest.truth is not None else ()
         when = f"after epoch {state.epoch}" if state.epoch else "before discovery"

@@ -1,4 +1,4 @@
-"""The plan of a run, printed before any training: what on, what with, and what it will cost."""
+"""Plan of a run, printed before training starts: images, model, device, expected time and memory."""
 
 from __future__ import annotations
 
@@ -50,7 +50,9 @@ def plan_lines(
     if origin is not None:
         lines.append((origin.line, None))
     elif not (config.rotations.epochs or config.from_labels.epochs):
-        text = "the frozen trunk has random weights: give --weights PATH, or make them with `ncd-serve pretrain`"
+        text = (
+            "the frozen backbone has random weights: give --weights PATH, or make such a file with `ncd-serve pretrain`"
+        )
         lines.append((text, "yellow"))
     return lines
 
@@ -60,8 +62,8 @@ def device_name() -> str:
     return f"cuda ({torch.cuda.get_device_name()})" if torch.cuda.is_available() else "cpu"
 
 
-def cost_line(setup: Setup, cost: Cost, *, steps: int) -> str:
-    """`about 12 min (0.9 s a step, 37 steps an epoch), 1.2 GB of memory`, and what the time leaves out."""
+def cost_line(setup: Setup, cost: StepCost, *, steps: int) -> str:
+    """Return `about 12 min (0.9 s per step, 37 steps per epoch); 1.2 GB of memory`, with the stages not counted."""
     data, optim = setup.config.data, setup.config.optim
     step = cost.step_seconds(workers=data.workers, cached=bool(data.cache_views))
     total, line = optim.epochs * steps * step, ""
@@ -69,41 +71,42 @@ def cost_line(setup: Setup, cost: Cost, *, steps: int) -> str:
         caching = cost.cache_seconds(len(setup.manifest.images) * data.cache_views, workers=data.workers)
         total, line = total + caching, f", {duration(caching)} to cache views"
     before = stages_before(setup.config)
+    per_step = f"{step:.2g} s" if step < 90 else duration(step)
     return (
-        f"about {duration(total)} ({step:.2g} s a step, {steps} steps an epoch{line})"
+        f"about {duration(total)} ({per_step} per step, {steps} step{'s' * (steps != 1)} per epoch{line})"
         f"{', not counting ' + ' and '.join(before) if before else ''}; {cost.memory / 1e9:.1f} GB of memory"
     )
 
 
-STEPS = 2  # the first one is slower: memory is taken, kernels are chosen
-_PATIENCE = 5.0  # s; where steps are slower than that, the first one has to do
+TIMED_STEPS = 2  # the first one is slower: it allocates memory and chooses kernels
+_SLOW_STEP_SECONDS = 5.0  # after a slower first step, the second is not run
 
 
 @dataclass(frozen=True)
-class Cost:
-    """Seconds that one process's part of a batch takes, and the memory that it needs."""
+class StepCost:
+    """Seconds that a training step takes for one process's share of a batch, and its peak memory."""
 
-    views: int  # in it
+    views: int  # in the share
     load: float  # decoding and augmentation, in one process
     trunk: float
     branches: float  # forward, objective, backward, update
-    memory: int  # bytes at the highest, of the GPU if there is one
+    memory: int  # peak in bytes, of the GPU if there is one
 
     def step_seconds(self, *, workers: int, cached: bool) -> float:
-        """A step of joint training; from cached views, neither files nor the trunk are needed."""
+        """Return the time of a training step; with cached views, neither files nor the trunk are needed."""
         return self.branches if cached else _overlapped(self.load, self.trunk + self.branches, workers=workers)
 
     def cache_seconds(self, views: int, *, workers: int) -> float:
-        """To send so many views through the trunk."""
+        """Return the time to compute the trunk on `views` views."""
         return views / self.views * _overlapped(self.load, self.trunk, workers=workers)
 
 
-def measure(
-    state: TrainState, setup: Setup, plan: BatchPlan, *, processes: int = 1, patience: float = _PATIENCE
-) -> Cost:
-    """Train a copy of `state` for two steps on the first real batches, or one if that takes longer than `patience`.
+def measure_step(
+    state: TrainState, setup: Setup, plan: BatchPlan, *, processes: int = 1, slow: float = _SLOW_STEP_SECONDS
+) -> StepCost:
+    """Train a copy of `state` for two steps on the first real batches; one step if it takes longer than `slow` seconds.
 
-    Of several processes each has its share of a batch, so a share is what is timed.
+    Each of several processes trains on its share of a batch, so the time is that of one share.
     """
     model, method, optimizer, precision = deepcopy((state.model, state.method, state.optimizer, state.precision))
     trial = replace(state, model=model, method=method, optimizer=optimizer, precision=precision)
@@ -112,12 +115,11 @@ def measure(
         torch.cuda.reset_peak_memory_stats()
     model.train()
     resolution = setup.config.data.resolution
-    model.to_maps(
-        model.placed(torch.zeros(1, 3, resolution, resolution, dtype=torch.uint8))
-    )  # prepared before it counts
-    # Views seed the default generator: it is given back as it was.
+    # A first pass, so that preparing the trunk is not timed.
+    model.to_maps(model.placed(torch.zeros(1, 3, resolution, resolution, dtype=torch.uint8)))
+    # Views seed the default generator: its state is restored afterwards.
     with torch.random.fork_rng(devices=[]):
-        for requests in islice(plan, STEPS):
+        for requests in islice(plan, TIMED_STEPS):
             requests = requests[::processes]
             rows = torch.tensor([request.index for request in requests])
             labelled, unlabelled = rows[rows < len(labels)], rows[rows >= len(labels)] - len(labels)
@@ -129,13 +131,13 @@ def measure(
             through_trunk = _now()
             train_step(trial, [*maps.chunk(2)], labels[labelled], rows=unlabelled, ramp=1.0, generator=generator_for(0))
             end = _now()
-            if end - start > patience:
+            if end - start > slow:
                 break
-    return Cost(len(inputs), loaded - start, through_trunk - loaded, end - through_trunk, _peak_memory())
+    return StepCost(len(inputs), loaded - start, through_trunk - loaded, end - through_trunk, _peak_memory())
 
 
 def _overlapped(load: float, compute: float, *, workers: int) -> float:
-    """Seconds a batch when `workers` processes load ahead: the scarcest of loaders, computation and cores decides."""
+    """Return seconds per batch while `workers` processes load ahead: loaders, computation or cores are the limit."""
     if not workers:
         return load + compute
     threads = 1 if torch.cuda.is_available() else torch.get_num_threads()

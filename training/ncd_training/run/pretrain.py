@@ -1,4 +1,4 @@
-"""`ncd-serve pretrain`: weights for trunk and tail from images alone, by RotNet or MoCo v2."""
+"""Self-supervised pretraining of trunk and tail by RotNet or MoCo v2: `ncd-serve pretrain`."""
 
 from __future__ import annotations
 
@@ -29,8 +29,8 @@ from ncd_training.run.plan import device_name
 from ncd_training.summary.live import EpochDisplay, RunLog
 from ncd_training.summary.plots import CurvePlots, draw_curves
 
-_MOST_HELD_OUT = 2000
-_CHOSEN_BY = "held_out_accuracy"
+_MAX_HELD_OUT_IMAGES = 2000
+_SELECTION_METRIC = "held_out_accuracy"
 
 
 @dataclass
@@ -53,14 +53,14 @@ def pretrain(setup: Setup, run: RunDir, *, progress: Progress) -> None:
     """Pretrain into a run directory. Where there is a checkpoint, resume to the same weights as without the stop."""
     config, begun = setup.config, run.checkpoint.exists()
     with run.writing(), RunLog(run.log, progress.console) as log:
-        # All that a weight file gave is in the checkpoint.
+        # The checkpoint has everything that a weight file gave.
         parts, origin = initial_trunk(config, weights=None if begun else config.model.weights)
         state = build_state(config, parts)
         if begun:
             load_checkpoint(state, run.checkpoint)
             progress.say(f"resuming {run.path} after epoch {state.epoch} of {config.pretrain.epochs}")
         else:
-            _say_plan(setup, run, origin, progress)
+            _print_plan(setup, run, origin, progress)
             setup.keep(run)
             run.note_start(device=device_name(), weights=origin.facts() if origin else None)
             save_checkpoint(state, run.checkpoint)
@@ -88,10 +88,10 @@ def build_state(config: TrainConfig, parts: TrunkParts) -> PretrainState:
 
 
 def split_images(images: Sequence[Path], settings: PretrainConfig, *, seed: int) -> tuple[list[Path], list[Path]]:
-    """Images to learn from and, for RotNet, some to tell by which epoch learned best."""
+    """Return images to learn from and, for RotNet, held-out images that select the best epoch."""
     if settings.method != "rotnet":
         return list(images), []
-    number = max(1, min(_MOST_HELD_OUT, round(settings.held_out * len(images))))
+    number = max(1, min(_MAX_HELD_OUT_IMAGES, round(settings.held_out * len(images))))
     chosen = set(np.random.default_rng([seed, Purpose.HELD_OUT]).permutation(len(images))[:number].tolist())
     learn = [path for index, path in enumerate(images) if index not in chosen]
     return learn, [images[index] for index in sorted(chosen)]
@@ -141,10 +141,10 @@ def _fit(setup: Setup, state: PretrainState, run: RunDir, log: RunLog, progress:
             while state.epoch < settings.epochs:
                 row = {"epoch": state.epoch + 1, **train_epoch(state, display.steps(loader), plan, settings)}
                 if held_out:
-                    row[_CHOSEN_BY] = held_out_accuracy(state, held_out, config)
-                # The rows and weights first: what is beyond the checkpoint is made again when the run goes on.
+                    row[_SELECTION_METRIC] = held_out_accuracy(state, held_out, config)
+                # Rows and weights come before the checkpoint: a resumed run makes those beyond it again.
                 run.write_metrics([*rows, row])
-                if all(row.get(_CHOSEN_BY, 0) > earlier.get(_CHOSEN_BY, -1) for earlier in rows):
+                if all(row.get(_SELECTION_METRIC, 0) > earlier.get(_SELECTION_METRIC, -1) for earlier in rows):
                     _save_weights(state, run, config)
                 save_checkpoint(state, run.checkpoint)
                 rows.append(row)
@@ -165,7 +165,7 @@ def _device(state: PretrainState) -> torch.device:
     return state.task.network.trunk.mean.device
 
 
-def _say_plan(setup: Setup, run: RunDir, origin: WeightsReport | None, progress: Progress) -> None:
+def _print_plan(setup: Setup, run: RunDir, origin: WeightsReport | None, progress: Progress) -> None:
     config, settings = setup.config, setup.config.pretrain
     learn, held_out = split_images(setup.manifest.images, settings, seed=config.optim.seed)
     beside = f"{len(held_out):,} held out" if held_out else f"queue of {settings.queue:,} keys"

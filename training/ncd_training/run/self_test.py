@@ -34,15 +34,15 @@ if TYPE_CHECKING:
     from ncd_serve.doctor.installation import Step
 
 _STEPS = 3  # the first one fills the memories that the terms of later ones read
-_IMAGES = 4  # of each letter
+_IMAGES_PER_LETTER = 4
 _BATCH = 16  # labelled images, and as many unlabelled ones
-# Small: rounding grows with the steps, and that is not what is looked for.
+# A small learning rate: otherwise rounding errors grow over the steps and hide real defects.
 _SETTINGS = {"optim.learning_rate": 0.01, "optim.labelled_batch": _BATCH, "optim.unlabelled_batch": _BATCH}
-_LEAST_TERM = 0.01  # terms below it are compared as if they were as large
+_MIN_TERM = 0.01  # smaller loss terms are compared as if they had this value
 
 
 class Limits(NamedTuple):
-    """Largest differences from float32 on the CPU, relative to it, and what helps against larger ones."""
+    """Largest accepted differences from float32 on the CPU, relative to it, and a remedy for larger ones."""
 
     terms: float
     updates: float
@@ -70,7 +70,7 @@ class SmallRun:
     """A few images of the embedded letters, the small model of the `glyphs` recipe, and its first batches."""
 
     def __init__(self, folder: Path) -> None:
-        letters = write_glyphs(folder / "glyphs", train=_IMAGES, test=1)
+        letters = write_glyphs(folder / "glyphs", train=_IMAGES_PER_LETTER, test=1)
         settings = {"data.root": str(letters), "data.workers": 0, **_SETTINGS}
         config, silent = resolve_config(recipes=["glyphs"], overrides=settings), Progress(Console(quiet=True))
         self.setup = set_up(list_images(config, track=silent.track), progress=silent)
@@ -78,10 +78,10 @@ class SmallRun:
         self._state = build_state(self.setup, parts)
         self.device = self._state.model.device
         self._batches = list(self._read_batches())
-        self._yardstick: Trained | None = None
+        self._expected: Trained | None = None  # float32 on the CPU
 
     def steps(self) -> Iterator[Step]:
-        """Checks of training: one for each precision."""
+        """Yield the checks of training, one for each precision."""
         yield "float32", partial(self._compared, self.device, FLOAT32)
         if self.device.type == "cuda":
             yield "tf32", partial(self._compared, self.device, TF32, tf32=True)
@@ -89,13 +89,13 @@ class SmallRun:
         yield "compiled", self._compiled
 
     def trained(self) -> TrainState:
-        """The state after the steps, in float32 on the CPU."""
+        """Return the state after the steps, in float32 on the CPU."""
         state = self._copy(torch.device("cpu"))
         self._train(state)
         return state
 
     def train(self, device: torch.device, *, mixed: bool = False, compiled: bool = False) -> Trained:
-        """Train a copy of the model on a device."""
+        """Train a copy of the model on a device, and return loss terms and weight updates."""
         state = self._copy(device, mixed=mixed)
         if compiled:
             state.model.compile()
@@ -107,15 +107,15 @@ class SmallRun:
     def _compared(
         self, device: torch.device, limits: Limits, *, mixed: bool = False, compiled: bool = False, tf32: bool = False
     ) -> str:
-        if self._yardstick is None:
-            self._yardstick = self.train(torch.device("cpu"))
+        if self._expected is None:
+            self._expected = self.train(torch.device("cpu"))
         with _tf32(tf32):
             found = self.train(device, mixed=mixed, compiled=compiled)
-        return f"{_name(device)}: {compare(found, self._yardstick, limits)}"
+        return f"{_name(device)}: {compare(found, self._expected, limits)}"
 
     def _mixed_precision(self) -> str:
         if self.device.type != "cuda":
-            raise MissingExtraError("it needs an NVIDIA GPU", hint="none needed: a CPU trains in float32")
+            raise MissingExtraError("mixed precision needs an NVIDIA GPU", hint="none needed: a CPU trains in float32")
         dtype = Precision.on(self.device, mixed=True).dtype
         return f"{str(dtype).removeprefix('torch.')} on {self._compared(self.device, MIXED, mixed=True)}"
 
@@ -124,15 +124,15 @@ class SmallRun:
             return self._compared(self.device, COMPILED, compiled=True)
         except NcdError:
             raise
-        except Exception as error:  # the same steps have just run without it, so it is the compiler's
+        except Exception as error:  # the same steps ran uncompiled, so the error comes from the compiler
             reason = str(error).strip().partition("\n")[0]
             raise MissingExtraError(
                 f"torch.compile does not work here: {reason or type(error).__name__}",
-                hint="none needed unless optim.compile is on; it needs a C++ compiler, on a GPU OpenAI's triton too",
+                hint="none needed unless optim.compile is on; it needs a C++ compiler and, on a GPU, OpenAI's triton",
             ) from None
 
     def _copy(self, device: torch.device, *, mixed: bool = False) -> TrainState:
-        """A copy of the initial state; together, so that the optimiser keeps the copied weights."""
+        """Copy the initial state, all in one call, so that the optimiser refers to the copied weights."""
         model, method, optimizer = deepcopy((self._state.model, self._state.method, self._state.optimizer))
         precision = Precision.on(device, mixed=mixed)
         return replace(
@@ -154,7 +154,7 @@ class SmallRun:
         return terms
 
     def _read_batches(self) -> Iterator[tuple[Tensor, list[Tensor]]]:
-        """Rows and views of the first batches, read once: every precision sees the same."""
+        """Yield rows and views of the first batches, which all precisions share."""
         manifest, data = self.setup.manifest, self.setup.config.data
         plan = BatchPlan(len(manifest.labelled), len(manifest.unlabelled), _BATCH, _BATCH, seed=0)
         views = FileViews(manifest.images, data)
@@ -164,14 +164,16 @@ class SmallRun:
 
 
 def compare(found: Trained, expected: Trained, limits: Limits) -> str:
-    """Both differences with their limits; NcdError where one is beyond its limit."""
+    """Return both differences with their limits; raise NcdError if one is beyond its limit."""
     terms = max(
-        _share(abs(other[name] - one[name]), max(abs(one[name]), _LEAST_TERM))
+        _relative(abs(other[name] - one[name]), max(abs(one[name]), _MIN_TERM))
         for one, other in zip(expected.terms, found.terms, strict=True)
         for name in one
     )
     wanted = expected.updates
-    updates = _share(_length({name: found.updates[name] - update for name, update in wanted.items()}), _length(wanted))
+    updates = _relative(
+        _length({name: found.updates[name] - update for name, update in wanted.items()}), _length(wanted)
+    )
     text = (
         f"loss terms differ by {terms:.1e} (limit {limits.terms:g}), "
         f"weight updates by {updates:.1e} (limit {limits.updates:g})"
@@ -181,8 +183,8 @@ def compare(found: Trained, expected: Trained, limits: Limits) -> str:
     return text
 
 
-def _share(difference: float, of: float) -> float:
-    return difference / of if math.isfinite(difference) else math.inf  # nothing compares with NaN
+def _relative(difference: float, of: float) -> float:
+    return difference / of if math.isfinite(difference) else math.inf  # NaN would pass every limit
 
 
 def _length(tensors: dict[str, Tensor]) -> float:
@@ -195,7 +197,7 @@ def _name(device: torch.device) -> str:
 
 @contextmanager
 def _tf32(allowed: bool) -> Iterator[None]:
-    """Whether a GPU may round float32 to TF32 in convolutions, as torch lets it unless told otherwise."""
+    """Allow or forbid TF32 in the convolutions of a GPU; torch allows it by default."""
     before = torch.backends.cudnn.allow_tf32
     try:
         torch.backends.cudnn.allow_tf32 = allowed

@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Stages:
-    """Stages of a model. Every epoch is kept in `folder`, if one is given, to resume from."""
+    """Stages that train a model before discovery. With a `folder`, a stage resumes after its last finished epoch."""
 
     model: DualBranchModel
     config: TrainConfig
@@ -35,7 +35,7 @@ class Stages:
     folder: Path | None = None
 
     def rotations(self, views: Views, images: int) -> None:
-        """RotNet: trunk and tail learn to tell by which quarter turn an image was rotated. Uses no labels."""
+        """Train trunk and tail to predict by how many quarter turns an image was rotated (RotNet). Uses no labels."""
         network = TrunkAndTail(self.model.trunk, self.model.branches[0].tail)
         task = Rotations(network, self.model.dim).to(self.model.device).train()
 
@@ -46,7 +46,7 @@ class Stages:
         network.freeze()
 
     def from_labels(self, views: Views, labels: Tensor) -> None:
-        """Ablation without self-supervision: trunk and tail learn from the known classes alone."""
+        """Train trunk and tail on the known classes only (ablation without self-supervision)."""
         network = TrunkAndTail(self.model.trunk, self.model.branches[0].tail)
         classes = int(labels.max()) + 1
         task = nn.Sequential(network, nn.Linear(self.model.dim, classes)).to(self.model.device).train()
@@ -59,7 +59,7 @@ class Stages:
         network.freeze()
 
     def supervised(self, views: Views, labels: Tensor) -> None:
-        """Cross entropy on the known classes: tail and known head, on the frozen trunk."""
+        """Train tail and known head on the frozen trunk, with cross entropy on the known classes."""
         branch, targets = self.model.branches[0], labels.to(self.model.device)
 
         def loss(inputs: Tensor, rows: Tensor) -> Tensor:

@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 
 @dataclass
 class TrainState:
-    """Everything that changes while training."""
+    """State of training: model, method, optimiser, and the number of finished epochs."""
 
     model: DualBranchModel
     method: Method

@@ -1,4 +1,4 @@
-"""One step, one epoch."""
+"""Training loop: one step, one epoch."""
 
 from __future__ import annotations
 
@@ -23,20 +23,20 @@ if TYPE_CHECKING:
 def train_epoch(
     state: TrainState, loader: Iterable[list[Tensor]], plan: BatchPlan, labels: Tensor, config: TrainConfig
 ) -> dict[str, float]:
-    """Run the epoch `state.epoch`, count it as done, and return the mean of each term."""
+    """Run the epoch `state.epoch`, increment it, and return the mean of each loss term."""
     plan.epoch, labelled = state.epoch, config.optim.labelled_batch
     for group in state.optimizer.param_groups:
         group["lr"] = learning_rate(config.optim, state.epoch)
     ramp = ramp_up(config.loss, state.epoch)
     state.model.train()
     totals: dict[str, float] = {}
-    # The plan is a function of the epoch: iterated beside its loader, it tells which images a batch holds.
+    # The plan is a function of the epoch: iterated beside its loader, it gives the images of each batch.
     for step, (requests, views) in enumerate(zip(plan, loader, strict=True)):
         indices = [request.index for request in requests]
         unlabelled = torch.tensor(indices[labelled:]) - len(labels)
         generator = generator_for(config.optim.seed, Purpose.PARTS, state.epoch, step)
         terms = train_step(state, views, labels[indices[:labelled]], rows=unlabelled, ramp=ramp, generator=generator)
-        # The one place of a step that waits for the device; with float16, torch's GradScaler waits as well.
+        # The only synchronisation with the device in a step; with float16, torch's GradScaler synchronises as well.
         figures = dict(zip(terms, torch.stack([*terms.values()]).tolist(), strict=True))
         state.precision.check_finite(figures, epoch=state.epoch)
         for name, value in figures.items():
@@ -54,9 +54,9 @@ def train_step(
     ramp: float,
     generator: torch.Generator,
 ) -> dict[str, Tensor]:
-    """Make one update of the branches from two views of a batch, labelled images first, then the unlabelled `rows`.
+    """Update the branches once from two views of a batch, labelled images first, then the unlabelled `rows`.
 
-    The terms stay on the model's device: reading them would wait for it.
+    Returns the loss terms as tensors on the model's device: reading them would synchronise.
     """
     model, method, ranks, precision = state.model, state.method, state.ranks, state.precision
     labels, rows, *views = (tensor.to(model.device, non_blocking=True) for tensor in (labels, rows, *views))
@@ -75,9 +75,9 @@ def train_step(
 
 
 def split_views(outputs: list[BranchOutput]) -> tuple[list[BranchOutput], list[BranchOutput]]:
-    """Split the outputs of both views, which went through the branches as one batch, in float32.
+    """Split the outputs of a batch that holds both views into those of each view, in float32.
 
-    Parts make pseudo labels of the first view alone: they carry no gradient, and those of the second are dropped.
+    Pseudo labels use the parts of the first view only: these carry no gradient, and those of the second are dropped.
     """
     halves = [[tensor.float().chunk(2) for tensor in output] for output in outputs]
     first, second = ([BranchOutput(*(pair[view] for pair in output)) for output in halves] for view in (0, 1))

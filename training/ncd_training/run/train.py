@@ -1,4 +1,4 @@
-"""A whole run: build the model, run the stages before discovery, train, evaluate, report."""
+"""Training run from start to end: build the model, run the stages before discovery, train, evaluate, report."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from ncd_training.model.weights import check_weights, initial_trunk
 from ncd_training.objective import checked
 from ncd_training.objective.method import Material
 from ncd_training.run.monitor import Monitor
-from ncd_training.run.plan import cost_line, device_name, measure, plan_lines
+from ncd_training.run.plan import cost_line, device_name, measure_step, plan_lines
 from ncd_training.run.stages import Stages
 from ncd_training.run.state import TrainState, build_state, load_state
 from ncd_training.run.step import train_epoch
@@ -40,7 +40,7 @@ if TYPE_CHECKING:
 
 
 def set_up(listed: Setup, *, progress: Progress, launch: Launch = ALONE) -> Setup:
-    """Check settings, weights and images of a new run; the quick checks come first."""
+    """Check settings, weights and images of a new run, quick checks first, and return its setup."""
     config = listed.config
     check_processes(config.optim, launch.size)
     config = checked(config)
@@ -68,18 +68,18 @@ def train(setup: Setup, run: RunDir, *, progress: Progress, launch: Launch = ALO
 
 
 def dry_run(setup: Setup, *, progress: Progress) -> None:
-    """Do everything up to the first real steps, and say what the run would cost; leaves nothing behind."""
+    """Run everything up to the first training steps, and print the expected time and memory. Writes no files."""
     parts, origin = initial_trunk(setup.config, weights=setup.config.model.weights)
     plan = batch_plan(setup)
     for text, style in plan_lines(setup, steps=len(plan), origin=origin, folder=None):
         progress.say(text, style=style)
     if setup.config.optim.epochs:
-        cost = measure(build_state(setup, parts), setup, plan, patience=math.inf)
+        cost = measure_step(build_state(setup, parts), setup, plan, slow=math.inf)
         progress.say(cost_line(setup, cost, steps=len(plan)))
 
 
 def evaluate(setup: Setup, state: TrainState, run: RunDir, *, progress: Progress) -> Summary:
-    """Score every split that has true classes; keep scores and the model's answers in the run directory."""
+    """Score every split that has true classes; write scores and the model's outputs to the run directory."""
     monitor = Monitor(setup, run.plots, progress)
     summary, outputs = monitor.at_the_end(state, run.read_summary())
     open_world = setup.config.model.heads == "open_world"
@@ -91,14 +91,14 @@ def evaluate(setup: Setup, state: TrainState, run: RunDir, *, progress: Progress
 
 
 def batch_plan(setup: Setup) -> BatchPlan:
-    """Return the batches of a run."""
+    """Return the batch plan of a run."""
     optim, manifest = setup.config.optim, setup.manifest
     sizes = optim.labelled_batch, optim.unlabelled_batch
     return BatchPlan(len(manifest.labelled), len(manifest.unlabelled), *sizes, seed=optim.seed)
 
 
 def gather(setup: Setup, trunk: Trunk, run: RunDir, *, progress: Progress, ranks: Ranks | None = None) -> Material:
-    """Return everything a method may look at; views are cached here if they are to be."""
+    """Return everything a method may use; caches the views if the settings ask for it."""
     views = _views(setup, trunk, run, progress, ranks)
     labels = torch.tensor(setup.labels)
     return Material(views, labels, setup.manifest.unlabelled, setup.config, progress.track, run.stages)
@@ -106,7 +106,7 @@ def gather(setup: Setup, trunk: Trunk, run: RunDir, *, progress: Progress, ranks
 
 @contextmanager
 def _logged(setup: Setup, run: RunDir, progress: Progress, launch: Launch) -> Iterator[tuple[Progress, Ranks, RunLog]]:
-    """Connect the training processes. The leader reports, and its messages are logged."""
+    """Connect the training processes. Only the leader prints, and its messages are logged."""
     ranks = join(launch)
     if ranks.is_leader:
         run.drop_unfinished()
@@ -119,12 +119,12 @@ def _logged(setup: Setup, run: RunDir, progress: Progress, launch: Launch) -> It
         except (KeyboardInterrupt, SystemExit):
             progress.say(f"interrupted; resume with: ncd-serve train --resume {run.path}")
             raise
-        ranks.wait()  # the leader evaluates; torchrun would not let it end long after the others
+        ranks.wait()  # for the leader, which evaluates: torchrun ends it if the others exit long before
     leave()
 
 
 def _keep_images(setup: Setup, run: RunDir, ranks: Ranks) -> None:
-    """Keep the images in the run directory, or check that they are those that it was started with."""
+    """Write the list of images to the run directory, or check that they are those the run was started with."""
     if not ranks.is_leader:
         return
     if run.manifest.exists():
@@ -135,7 +135,7 @@ def _keep_images(setup: Setup, run: RunDir, ranks: Ranks) -> None:
 
 
 def _start(setup: Setup, run: RunDir, ranks: Ranks, progress: Progress) -> None:
-    """Run everything before the branches part; ends in the checkpoint from which every rank starts."""
+    """Run the stages before discovery, and write the checkpoint that every rank starts from."""
     if ranks.is_leader:
         state = _teach_trunk(setup, run, progress, processes=ranks.size)
     else:
@@ -148,7 +148,7 @@ def _start(setup: Setup, run: RunDir, ranks: Ranks, progress: Progress) -> None:
 
 
 def _teach_trunk(setup: Setup, run: RunDir, progress: Progress, *, processes: int) -> TrainState:
-    """Show the plan, then run the stages that train the trunk before it is frozen."""
+    """Print the plan, then run the stages that train the trunk before it is frozen."""
     config, plan = setup.config, batch_plan(setup)
     parts, origin = initial_trunk(config, weights=config.model.weights)
     for text, style in plan_lines(setup, steps=len(plan), origin=origin, folder=run.path):
@@ -156,7 +156,7 @@ def _teach_trunk(setup: Setup, run: RunDir, progress: Progress, *, processes: in
     run.note_start(device=device_name(), weights=origin.facts() if origin else None)
     state = build_state(setup, parts)
     if config.optim.epochs:
-        cost = measure(state, setup, plan, processes=processes)
+        cost = measure_step(state, setup, plan, processes=processes)
         progress.say(cost_line(setup, cost, steps=len(plan)))
     stages = Stages(state.model, config, progress.track, run.stages)
     if config.rotations.epochs:
@@ -167,7 +167,7 @@ def _teach_trunk(setup: Setup, run: RunDir, progress: Progress, *, processes: in
 
 
 def _teach_branches(setup: Setup, state: TrainState, run: RunDir, material: Material, progress: Progress) -> None:
-    """Run the stages on the frozen trunk, and look at what discovery starts from."""
+    """Run the stages on the frozen trunk, and score the features that discovery starts from."""
     if setup.config.supervised.epochs:
         stages = Stages(state.model, setup.config, progress.track, run.stages)
         stages.supervised(material.views, material.labels)
@@ -201,9 +201,9 @@ def _fit(setup: Setup, state: TrainState, run: RunDir, log: RunLog, progress: Pr
                 terms = train_epoch(state, display.steps(loader), plan, material.labels, config)
                 if not ranks.is_leader:
                     continue
-                display.say("looking at the clusters")
+                display.say("evaluating the clusters")
                 rows.append({"epoch": state.epoch, **terms, **monitor.after_epoch(state)})
-                # The rows first: one beyond the checkpoint is dropped when the run resumes, a missing one is lost.
+                # Rows come before the checkpoint: a resumed run drops rows beyond it, but cannot restore missing ones.
                 run.write_metrics(rows)
                 save_checkpoint(state, run.checkpoint)
                 curves.follow(rows)
@@ -223,7 +223,7 @@ def _fit(setup: Setup, state: TrainState, run: RunDir, log: RunLog, progress: Pr
 def _board(
     setup: Setup, state: TrainState, run: RunDir
 ) -> AbstractContextManager[Callable[[Mapping[str, Any]], object]]:
-    """Return the writer of epochs for TensorBoard, or one that writes nothing."""
+    """Return a context with the TensorBoard writer of epochs, or with one that writes nothing."""
     if not (setup.config.report.tensorboard and state.ranks.is_leader):
         return nullcontext(lambda row: None)
     return tensorboard(run.path / "tensorboard", epochs_done=state.epoch)
@@ -235,5 +235,5 @@ def _views(setup: Setup, trunk: Trunk, run: RunDir, progress: Progress, ranks: R
         return FileViews(images, data)
     folder = data.cache_dir or run.cache
     size = cache_bytes(trunk, len(images), data)
-    progress.say(f"trunk maps of {data.cache_views} views of each image: {size / 1e6:,.0f} MB in {folder}")
+    progress.say(f"cached backbone features of {data.cache_views} views per image: {size / 1e6:,.0f} MB in {folder}")
     return cache_views(trunk, images, data, folder=folder, track=progress.track, ranks=ranks)

@@ -1,4 +1,4 @@
-"""How good a clustering is. True novel classes are used here and nowhere else."""
+"""Scores of a clustering. True novel classes are used here and nowhere else."""
 
 from __future__ import annotations
 
@@ -19,13 +19,13 @@ from ncd_training.model.branches import DualBranchModel
 from ncd_training.model.predict import Ids, Outputs, run_model
 
 _PIXEL_SIDE = 32
-# How accuracy in an open world was computed.
+# Protocols of accuracy in an open world.
 PAPER, ONE_MATCHING = " images, paper's protocol", " images, one matching"
-JOINT = ", joint head"  # ends the names of splits that were judged by a head over known and novel classes
+JOINT = ", joint head"  # suffix of splits that a head over known and novel classes was scored on
 
 
 def matched_clusters(predicted: Ids, true: Ids) -> Ids:
-    """The cluster of each true class, [classes], under the best one-to-one matching (Hungarian)."""
+    """Return the cluster of each true class [classes] under the best one-to-one matching (Hungarian)."""
     size = int(max(predicted.max(), true.max())) + 1
     counts = np.zeros((size, size), np.int64)
     np.add.at(counts, (true, predicted), 1)
@@ -35,12 +35,12 @@ def matched_clusters(predicted: Ids, true: Ids) -> Ids:
 
 
 def cluster_accuracy(predicted: Ids, true: Ids) -> float:
-    """ACC: share of images that are in the cluster that their class is matched with."""
+    """Return ACC, the share of images in the cluster that their class is matched with."""
     return float((matched_clusters(predicted, true)[true] == predicted).mean())
 
 
 def class_rows(predicted: Ids, true: Ids, names: Sequence[str], matched: Ids) -> list[ClassScore]:
-    """Return for each true class its name (its number, where there is none), images, cluster, and share found there."""
+    """Return for each true class its name (or number), its images, its cluster, and the share of images in it."""
     rows = []
     for number in np.unique(true):
         mine = predicted[true == number]
@@ -66,7 +66,7 @@ def cluster_scores(predicted: Ids, true: Ids) -> Score:
 
 
 def cluster_balance(predicted: Ids, clusters: int) -> float:
-    """Entropy of the cluster sizes over its maximum: 1 when all are equally large, 0 when all images are in one."""
+    """Return the entropy of the cluster sizes over its maximum: 1 if all are equally large, 0 if one has all images."""
     shares = np.bincount(predicted, minlength=clusters) / len(predicted)
     present = shares[shares > 0]
     return float(-(present * np.log(present)).sum() / np.log(clusters))
@@ -81,7 +81,7 @@ def evaluate_splits(
     workers: int,
     track: Track,
 ) -> dict[str, Score]:
-    """Scores of every split that has true classes, by the split's name, each with a row for every true class."""
+    """Return the scores of every split that has true classes, each with a row for every true class."""
     scores: dict[str, Score] = {}
 
     def outputs(paths: Sequence[Path], split: str) -> Outputs:
@@ -112,16 +112,16 @@ def evaluate_splits(
 
 
 def known_scores(predicted: Ids, true: Ids, names: Sequence[str]) -> Score:
-    """Accuracy of the known head, whose classes have names: nothing is matched."""
+    """Return the accuracy of the known head, which needs no matching."""
     rows = class_rows(predicted, true, names, np.arange(true.max() + 1))
     classes = [row.model_copy(update={"cluster": None}) for row in rows]
     return Score(images=len(true), acc=float((predicted == true).mean()), classes=classes)
 
 
 def joint_scores(known: tuple[Ids, Ids], novel: tuple[Ids, Ids], *, classes: int) -> dict[str, Score]:
-    """A head over known and novel classes on images of both: predicted and true ids, `classes` known ones first.
+    """Return the accuracy of a head over known and novel classes from predicted and true ids of images of both.
 
-    A novel image that is called known is wrong, whatever clusters are matched with.
+    The `classes` known classes have the first ids. A novel image that is predicted as known counts as wrong.
     """
     predicted, true = novel
     called_novel = predicted >= classes
@@ -136,10 +136,10 @@ def joint_scores(known: tuple[Ids, Ids], novel: tuple[Ids, Ids], *, classes: int
 
 
 def open_world_scores(predicted: Ids, true: Ids, *, known: int, named: bool) -> dict[str, Score]:
-    """A pile that holds known classes too: accuracy on seen, novel and all images, under both protocols in use.
+    """Return the accuracy on seen, novel and all unlabelled images of an open world, under both protocols in use.
 
-    The paper's (ORCA's): clusters are matched on novel images alone, then on all; seen classes keep their names where
-    the head has any, else they are matched on seen images alone. The newer one matches once, on all images.
+    The paper's (ORCA's) matches clusters on novel images only, then on all; seen classes are not matched if the head
+    has names for them (`named`), else on seen images only. The newer protocol matches once, on all images.
     """
     seen = true < known
     groups = {"seen": seen, "novel": ~seen, "all": np.ones_like(seen)}
@@ -160,12 +160,12 @@ def _with_classes(predicted: Ids, true: Ids, manifest: Manifest) -> Score:
 
 
 def kmeans_ids(features: NDArray[np.float32], clusters: int, *, seed: int) -> Ids:
-    """Cluster ids of plain k-means, best of 10 starts."""
+    """Return the cluster ids of plain k-means, best of 10 starts."""
     ids: Ids = KMeans(clusters, n_init=10, random_state=seed).fit_predict(features)
     return ids
 
 
 def raw_pixels(paths: Sequence[Path]) -> NDArray[np.float32]:
-    """Images as rows of pixel values, shrunk to 32 px where they are larger."""
+    """Return images as rows of pixel values; images larger than 32 px are shrunk to that."""
     spec = PreprocessSpec(resolution=_PIXEL_SIDE, resize=_PIXEL_SIDE)
     return np.stack([load_array(path, spec).ravel() for path in paths]).astype(np.float32) / 255

@@ -1,4 +1,4 @@
-"""How good pairwise pseudo labels are, measured against true classes. For reports alone: training never reads this."""
+"""Quality of pairwise pseudo labels, measured against true classes. Only for reports: training never reads it."""
 
 from __future__ import annotations
 
@@ -19,23 +19,23 @@ if TYPE_CHECKING:
     from ncd_training.objective.method import Method
 
 Ids = NDArray[np.int64]
-_MOST_IMAGES = 1000  # pairs grow with the square: half a million of them tell enough
+_MAX_IMAGES = 1000  # they have half a million pairs, which is enough
 _GLOBAL_TOP_K, _LOCAL_TOP_K = (5, 20, 50, 100), 30
 
 
-def sample_rows(images: int, *, seed: int, at_most: int = _MOST_IMAGES) -> Ids:
-    """Image numbers, ascending: all of them, or a sample that the seed alone decides."""
+def sample_rows(images: int, *, seed: int, at_most: int = _MAX_IMAGES) -> Ids:
+    """Return image numbers in ascending order: all of them, or a sample that depends on the seed only."""
     if images <= at_most:
         return np.arange(images)
     return np.sort(np.random.default_rng(seed).choice(images, at_most, replace=False))
 
 
 def pair_quality(scores: Tensor, truth: Ids) -> dict[str, float]:
-    """Soft pseudo labels s_ij [M, M] against true classes [M], over all pairs of different images.
+    """Compare soft pseudo labels s_ij [M, M] with true classes [M], over all pairs of different images.
 
-    Precision is the share of the scores' mass that lies on pairs of one class, recall the mean score of such pairs.
-    AUC and the precision of the best pairs, as many as there are true ones, do not depend on the scores' scale.
-    Empty where no two images, or all of them, are of one class.
+    Precision is the share of the total score on pairs of one class, recall the mean score of such pairs. AUC and
+    `precision_at_positives` (precision of the best pairs, as many as there are true ones) do not depend on the scale.
+    Empty if no two images, or all of them, are of one class.
     """
     upper = np.triu_indices(len(truth), k=1)
     values = scores.cpu().double().numpy()[upper]
@@ -54,7 +54,7 @@ def pair_quality(scores: Tensor, truth: Ids) -> dict[str, float]:
 
 
 def _precision_of_best(values: NDArray[np.float64], same: NDArray[np.bool_]) -> float:
-    """Precision of as many of the highest scores as there are true pairs; of a tie at the edge, a fair share counts."""
+    """Return the precision of the best pairs, as many as there are true ones; ties at the edge count in proportion."""
     wanted = int(same.sum())
     edge = np.partition(values, len(values) - wanted)[len(values) - wanted]
     above, tied = values > edge, values == edge
@@ -62,9 +62,9 @@ def _precision_of_best(values: NDArray[np.float64], same: NDArray[np.bool_]) -> 
 
 
 class PairProbe:
-    """Follows a pass over images, and then judges pairs of them as each branch of the objective would.
+    """Collector of features during a pass over images, which then scores pairs as each branch of the objective does.
 
-    It works on a copy in eval mode, so neither dictionaries nor their running spread move.
+    Uses a copy in eval mode, so that neither dictionaries nor their running spread change.
     """
 
     def __init__(self, objective: Method, rows: Ids) -> None:
@@ -74,7 +74,7 @@ class PairProbe:
         self._features: list[list[Tensor]] = [[] for _ in self._judges]
 
     def __call__(self, outputs: list[BranchOutput]) -> None:
-        """See the next images, as every branch does; those that were not asked for are passed over."""
+        """Store the features of the next images in every branch; images that are not among `rows` are skipped."""
         batch = len(outputs[0].embedding)
         wanted = torch.from_numpy(self._rows[(self._rows >= self._seen) & (self._rows < self._seen + batch)])
         self._seen += batch
@@ -86,15 +86,15 @@ class PairProbe:
             features.append(judge.compared(judge.positive_source, chosen, 0))
 
     def scores(self) -> dict[str, Tensor]:
-        """The positive pseudo labels [M, M] of the images asked for, by the branch's name."""
+        """Return the positive pseudo labels [M, M] of the stored images, by branch name."""
         pairs = zip(self._names, self._judges, self._features, strict=True)
         return {name: judge.scores(judge.positive_source, torch.cat(features)) for name, judge, features in pairs}
 
 
 def score_variants(embedding: Tensor, description: Tensor) -> Iterator[tuple[str, str, Tensor]]:
-    """Ways to score pairs: `(what, how features are prepared, scores [M, M])`, for a table of their quality.
+    """Yield variants of pair scores as `(score, preparation of features, scores [M, M])`, for a table of their quality.
 
-    Takes embeddings [M, d] of the global branch and descriptions [M, e] (spread of parts) of the local one.
+    Takes embeddings [M, d] of the global branch and descriptions [M, e] (spread of parts) of the local branch.
     """
     prepared = _prepared(embedding)
     for top_k in _GLOBAL_TOP_K:
@@ -109,7 +109,7 @@ def score_variants(embedding: Tensor, description: Tensor) -> Iterator[tuple[str
 
 def _prepared(features: Tensor) -> dict[str, Tensor]:
     centred = features - features.mean(dim=0)
-    # An entry that never varies says nothing about an image: it stays 0.
+    # A constant entry carries no information: it stays 0.
     spread = centred.std(dim=0)
     standardised = torch.where(spread > 0, centred / spread, 0.0)
     return {"raw": features, "centred": centred, "standardised": standardised}

@@ -1,4 +1,4 @@
-"""Answers of a finished model for the unlabelled images, kept for gallery, fit and drift."""
+"""Outputs of a trained model for the unlabelled images, as gallery, fit and drift use them."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from ncd_training.data.manifest import Manifest
     from ncd_training.model.predict import Ids, Outputs
 
-_DIGITS = 12  # of the hash: enough to tell states apart
+_ID_DIGITS = 12  # of the SHA-256 hash of a checkpoint
 
 
 def to_reference(
@@ -47,7 +47,7 @@ def to_reference(
 
 
 def class_of_clusters(ids: Ids, truth: Sequence[int], names: Mapping[int, str], *, clusters: int) -> list[str]:
-    """The true class of every cluster under the matching of ACC, "" where they share no image; empty without truth."""
+    """Return the true class of every cluster under the matching of ACC, "" if they share no image; [] without truth."""
     if not truth:
         return []
     classes, true = [""] * clusters, np.array(truth)
@@ -58,5 +58,5 @@ def class_of_clusters(ids: Ids, truth: Sequence[int], names: Mapping[int, str], 
 
 
 def checkpoint_id(checkpoint: Path) -> str:
-    """Return the short hash by which runs, bundles and names know a state of a model."""
-    return sha256(checkpoint)[:_DIGITS]
+    """Return the short hash that identifies the state of a model in runs, bundles and names."""
+    return sha256(checkpoint)[:_ID_DIGITS]

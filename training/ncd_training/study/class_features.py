@@ -1,4 +1,4 @@
-"""From a run's images to the features that the number of novel classes is estimated on, and to the estimate's files."""
+"""Estimate of the number of novel classes from the images of a run: features, estimators, files."""
 
 from __future__ import annotations
 
@@ -35,13 +35,13 @@ if TYPE_CHECKING:
     from ncd_training.config.schema import TrainConfig
     from ncd_training.data.prepare import Setup
 
-_MOST = 100
+_DEFAULT_MAX_CLASSES = 100
 
 
 def estimate(setup: Setup, run: RunDir, *, progress: Progress) -> Estimate:
-    """Estimate the number of novel classes; its curve is left in the run directory."""
+    """Estimate the number of novel classes; write the estimate and its plot to the run directory."""
     found = (_by_cuts if setup.config.estimate.estimator == "balanced" else _by_trials)(setup, run, progress)
-    # Fewer than two clusters cannot be trained.
+    # Training needs at least two clusters.
     found = replace(found, classes=max(2, found.classes))
     write_json(run.estimate, found.facts())
     draw_estimate(found, run.plots / "estimate.png")
@@ -49,7 +49,7 @@ def estimate(setup: Setup, run: RunDir, *, progress: Progress) -> Estimate:
 
 
 def with_estimate(setup: Setup, run: RunDir, *, progress: Progress) -> Setup:
-    """Estimate the number of classes and keep it in the run's configuration, where a resume finds it."""
+    """Estimate the number of classes, and write it to the run's configuration, which a resumed run reads."""
     found = estimate(setup, run, progress=progress)
     progress.say(f"estimate: {found.line}")
     setup = setup.with_config(data=setup.config.data.model_copy(update={"novel_classes": found.classes}))
@@ -59,25 +59,25 @@ def with_estimate(setup: Setup, run: RunDir, *, progress: Progress) -> Setup:
 
 @dataclass(frozen=True)
 class _Features:
-    """Unit rows in the geometry of the classes that are not looked at."""
+    """Unit features in the geometry of the classes that the estimator does not use as probes."""
 
-    labelled: Tensor  # of the classes that the estimator may look at
+    labelled: Tensor  # of the classes that the estimator uses
     labels: Ids  # counted from 0
     unlabelled: Tensor
 
 
 def _by_cuts(setup: Setup, run: RunDir, progress: Progress) -> Estimate:
-    """Half of the known classes are probes, the others give the geometry; the median over several such halves.
+    """Estimate by cuts: half of the known classes are probes, the others give the geometry; median over several draws.
 
-    The supervised stage is left out: on CUB, with ImageNet weights, it tells classes that it did not see no better
-    apart, and a network that was taught some classes can only be asked about the others. A trunk that learns from
-    labels is such a network: one draw. With any other, every class can be a probe.
+    Skips the supervised stage: on CUB, with ImageNet weights, it does not separate unseen classes any better, and a
+    network trained on some classes can only have others as probes. A trunk that learns from labels is such a network,
+    so it allows one draw only; with any other trunk, every class can be a probe.
     """
     plain = setup.with_config(supervised=StageConfig())
     config = plain.config
     orders = _orders(setup, 1 if config.from_labels.epochs else config.estimate.draws)
     probes = orders.shape[1] // 2
-    found = _seen(plain, run, orders[0, probes:], progress)
+    found = _embed(plain, run, orders[0, probes:], progress)
     cuts = []
     for order in progress.track(orders, "cutting trees", len(orders)):
         features = _geometry(setup, found, order, probes)
@@ -86,12 +86,12 @@ def _by_cuts(setup: Setup, run: RunDir, progress: Progress) -> Estimate:
 
 
 def _by_trials(setup: Setup, run: RunDir, progress: Progress) -> Estimate:
-    """As published. DTC holds some classes back from training; for GCD all are trained on and looked at."""
+    """Estimate by trials, as published. DTC holds some classes back from training; GCD trains on and uses all."""
     settings, (order,) = setup.config.estimate, _orders(setup, 1)
-    most = settings.most or min(_MOST, len(setup.manifest.unlabelled) // 2)
+    most = settings.most or min(_DEFAULT_MAX_CLASSES, len(setup.manifest.unlabelled) // 2)
     dtc = settings.estimator == "dtc"
     probes = min(len(order) - 2, max(2, round(settings.probe_share * len(order)))) if dtc else 0
-    features = _geometry(setup, _seen(setup, run, order[probes:], progress), order, probes)
+    features = _geometry(setup, _embed(setup, run, order[probes:], progress), order, probes)
     found = (dtc_estimate if dtc else gcd_estimate)(
         features.labelled,
         features.labels,
@@ -103,13 +103,14 @@ def _by_trials(setup: Setup, run: RunDir, progress: Progress) -> Estimate:
     )
     if found.by_accuracy == most:
         progress.say(
-            f"the best number is the largest that was tried, {most}: there may be more, try --most", style="yellow"
+            f"the best number is the largest that was tried, {most}; there may be more classes: use a larger --most",
+            style="yellow",
         )
     return found
 
 
 def _orders(setup: Setup, draws: int) -> Ids:
-    """The known classes in random orders [draws, classes]; the first ones of each are the probes."""
+    """Return random orders of the known classes [draws, classes]; the first classes of each are the probes."""
     rng = np.random.default_rng([setup.config.optim.seed, Purpose.ESTIMATE])
     return np.stack([rng.permutation(len(setup.manifest.known_classes)) for _ in range(draws)])
 
@@ -118,8 +119,8 @@ def _seed(setup: Setup) -> int:
     return seed_for(setup.config.optim.seed, Purpose.ESTIMATE) % 2**32
 
 
-def _seen(setup: Setup, run: RunDir, taught: Ids, progress: Progress) -> Tensor:
-    """Features [N, d] of all images by a network whose stages, as the recipe says, know only the classes `taught`."""
+def _embed(setup: Setup, run: RunDir, taught: Ids, progress: Progress) -> Tensor:
+    """Return features [N, d] of all images from a network whose stages are trained on the classes `taught` only."""
     config, labels = _plain(setup.config), np.array(setup.labels)
     trained = np.flatnonzero(np.isin(labels, taught))
     targets = torch.from_numpy(_numbers(taught, labels[trained]))
@@ -142,30 +143,30 @@ def _seen(setup: Setup, run: RunDir, taught: Ids, progress: Progress) -> Tensor:
         return [state.model.branches[0](maps).embedding]
 
     rows, views = range(len(manifest.images)), config.self_labels.views
-    with progress.status("looking at all images"):
+    with progress.status("computing features of all images"):
         (found,) = mean_over_views(state.model, material, rows, see, views=views)
     return found
 
 
 def _geometry(setup: Setup, found: Tensor, order: Ids, probes: int) -> _Features:
-    """Probes are the first classes in `order`, the others teach the geometry. Without probes all classes do both."""
+    """Return features in the geometry of the classes after the first `probes` in `order`; without probes, of all."""
     labels, settings = np.array(setup.labels), setup.config.self_labels
     numbers = _numbers(order, labels)
-    taught, looked_at = np.flatnonzero(numbers >= probes), np.flatnonzero(numbers < (probes or len(order)))
+    taught, used = np.flatnonzero(numbers >= probes), np.flatnonzero(numbers < (probes or len(order)))
     whitening = class_whitening(found[taught], torch.from_numpy(numbers[taught] - probes), shrinkage=settings.shrinkage)
-    seen = torch.cat([found[looked_at], found[len(labels) :]]) @ whitening
+    seen = torch.cat([found[used], found[len(labels) :]]) @ whitening
     directions = main_directions(F.normalize(seen - seen.mean(dim=0), dim=1), settings.dims)
-    return _Features(directions[: len(looked_at)], numbers[looked_at], directions[len(looked_at) :])
+    return _Features(directions[: len(used)], numbers[used], directions[len(used) :])
 
 
 def _numbers(classes: Ids, labels: Ids) -> Ids:
-    """Where in `classes` each label is."""
+    """Return the position of each label in `classes`."""
     places = np.argsort(classes)
     return places[np.searchsorted(classes, labels, sorter=places)]
 
 
 def _plain(config: TrainConfig) -> TrainConfig:
-    """Trunk and stages as configured, below the simplest model: its heads are thrown away."""
+    """Return a configuration with the same trunk and stages, and the simplest model on top: its heads are not used."""
     model, given = ModelConfig(branches="global"), config.model
     kept = {"trunk": given.trunk, "weights": given.weights, "mean": given.mean, "std": given.std}
     update = {
@@ -178,7 +179,7 @@ def _plain(config: TrainConfig) -> TrainConfig:
 
 
 def draw_estimate(found: Estimate, target: Path) -> None:
-    """What the number of novel classes was read from."""
+    """Draw the curves that the estimate is read from."""
     figure = Figure(figsize=(7, 4.2), layout="constrained")
     axes = figure.subplots()
     (_draw_cuts if found.cuts else _draw_trials)(found, axes)
@@ -190,7 +191,7 @@ def draw_estimate(found: Estimate, target: Path) -> None:
 
 
 def _draw_cuts(found: Estimate, axes: Axes) -> None:
-    """A line for each draw of probes: clusters of both kinds of images while the cut sinks."""
+    """Draw a line for each draw of probes: clusters of unlabelled images against clusters of probes."""
     for number, cut in enumerate(found.cuts):
         ratios = np.arange(2, 2 + len(cut.curve)) / cut.probes
         label = f"one of {len(found.cuts)} draws of held-back classes" if number == 0 else None
@@ -203,7 +204,7 @@ def _draw_cuts(found: Estimate, axes: Axes) -> None:
 
 
 def _draw_trials(found: Estimate, axes: Axes) -> None:
-    """How well known classes were found with each number of novel classes."""
+    """Draw the accuracy on known classes against the number of novel classes."""
     classes = [trial.classes for trial in found.trials]
     axes.plot(classes, [trial.accuracy for trial in found.trials], ".-", label="ACC of known classes")
     if found.by_silhouette is not None:

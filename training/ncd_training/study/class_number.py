@@ -1,14 +1,15 @@
-"""How many novel classes are there? Estimators on features; the true classes of unlabelled images play no part.
+"""Estimators of the number of novel classes, on features. True classes of unlabelled images are not used.
 
-All ask how classes are found again whose images are known: probe classes, held back from training.
+All of them test how well probe classes, known classes held back from training, are recovered by clustering.
 
 balanced   not in a paper: Ward's tree of the probes is cut where it has as many clusters as they have classes, and a
            tree of the unlabelled images at the same height; the median over several draws of probes
-dtc        Han et al. 2019: some probes are anchors that k-means is told, the others must be found; with the silhouette
-gcd        Vaze et al. 2022: all known classes must be found in a clustering of everything
+dtc        Han et al. 2019: some probes are anchors with a fixed cluster in k-means, the others must be recovered;
+           together with the silhouette
+gcd        Vaze et al. 2022: all known classes must be recovered by a clustering of all images
 
-All take classes to be about equally large, and the weaker the features, the more the answer rests on that: what joining
-two clusters costs in Ward's tree grows with their images. Where classes lie well apart, their sizes do not matter.
+All assume classes of about equal size. The weaker the features, the more the estimate depends on that assumption: the
+cost of joining two clusters in Ward's tree grows with their sizes. For well separated classes, sizes do not matter.
 """
 
 from __future__ import annotations
@@ -34,52 +35,52 @@ if TYPE_CHECKING:
     from ncd_serve.progress import Track
     from ncd_training.config.schema import EstimateConfig
 
-_COARSE = 12  # steps that the range is first searched in
-_MOST_IN_TREE = 5000  # images; a tree of them measures 12.5 million distances
-_WHAT = "trying numbers of classes"
+_COARSE_STEPS = 12  # of the first search over the range
+_MAX_TREE_IMAGES = 5000  # their tree needs 12.5 million distances
+_PROGRESS_TEXT = "trying numbers of classes"
 
 
 class Trial(NamedTuple):
-    """One number of novel classes, and how well known classes were found with it."""
+    """Number of novel classes that was tried, and the accuracy on known classes with it."""
 
     classes: int
     accuracy: float
-    silhouette: float = math.nan  # of dtc alone
+    silhouette: float = math.nan  # only for dtc
 
 
 Trials = dict[int, Trial]
 
 
 class Cut(NamedTuple):
-    """One draw of probe classes, and the unlabelled images' clusters when both trees are cut at the same heights."""
+    """Draw of probe classes, and the numbers of clusters of unlabelled images at the cuts of the probes' tree."""
 
     probes: int
     curve: list[int]  # clusters of unlabelled images where the probes have 2, 3, 4 ... clusters
 
     @property
     def classes(self) -> int:
-        """The number of novel classes: at the height where the probes have as many clusters as classes."""
+        """Number of novel classes: clusters at the height where the probes have as many clusters as classes."""
         return self.curve[self.probes - 2]
 
 
 @dataclass(frozen=True)
 class Estimate:
-    """The answer, and what was looked at on the way: trials, or for `balanced` cuts."""
+    """Estimated number of novel classes, with the trials or, for `balanced`, the cuts that it is based on."""
 
     estimator: str
     classes: int
     trials: list[Trial] = field(default_factory=list)  # fewest classes first
-    by_accuracy: int | None = None  # the number of classes that the accuracy alone would choose
+    by_accuracy: int | None = None  # number of classes that accuracy alone would select
     by_silhouette: int | None = None
     cuts: list[Cut] = field(default_factory=list)
 
     @property
     def line(self) -> str:
-        """For people."""
+        """Estimate in words."""
         return f"about {self.classes} novel classes"
 
     def facts(self) -> dict[str, Any]:
-        """For a JSON file."""
+        """Return the content of estimate.json."""
         facts: dict[str, Any] = {"estimator": self.estimator, "classes": self.classes}
         if self.cuts:
             return {**facts, "cuts": [{**cut._asdict(), "classes": cut.classes} for cut in self.cuts]}
@@ -90,24 +91,24 @@ class Estimate:
 
 
 def balanced_estimate(cuts: list[Cut]) -> Estimate:
-    """The median over draws of probe classes."""
+    """Return the median over draws of probe classes."""
     return Estimate("balanced", round(float(np.median([cut.classes for cut in cuts]))), cuts=cuts)
 
 
 def equal_cut(probe: Tensor, labels: Ids, unlabelled: Tensor, *, seed: int) -> Cut:
-    """From rows [P, d] of probe classes, numbered from 0, and [M, d] of unlabelled images."""
+    """Cut the trees of rows [P, d] of probe classes, numbered from 0, and [M, d] of unlabelled images alike."""
     classes = int(labels.max()) + 1
-    # Both are thinned alike: how many images a class has decides how high up in the tree it is.
-    share = min(1.0, _MOST_IN_TREE / max(len(probe), len(unlabelled)))
+    # Both are subsampled alike: the height of a class in the tree depends on its number of images.
+    share = min(1.0, _MAX_TREE_IMAGES / max(len(probe), len(unlabelled)))
     rng = np.random.default_rng(seed)
 
     def heights(rows: Tensor) -> NDArray[np.float64]:
-        """What the joins of Ward's tree cost, dearest first: n rows have n - 1."""
+        """Return the costs of the n - 1 joins in Ward's tree of n rows, highest first."""
         kept = rng.permutation(len(rows))[: max(2 * classes, math.ceil(share * len(rows)))]
         return np.sort(linkage(rows[kept].numpy(), "ward")[:, 2])[::-1]
 
     mine, theirs = heights(probe), heights(unlabelled)
-    # Two clusters are left by a cut below the dearest join and above the next: half way on the scale of ratios.
+    # A cut between the highest join and the next leaves two clusters: their geometric mean.
     middles = np.sqrt(mine[:-1] * mine[1:])[: 2 * classes - 1]
     return Cut(classes, [1 + int((theirs > middle).sum()) for middle in middles])
 
@@ -115,7 +116,7 @@ def equal_cut(probe: Tensor, labels: Ids, unlabelled: Tensor, *, seed: int) -> C
 def dtc_estimate(
     probe: Tensor, labels: Ids, unlabelled: Tensor, settings: EstimateConfig, *, most: int, seed: int, track: Track
 ) -> Estimate:
-    """DTC's estimate from features [P, d] of probe classes, numbered from 0, and [M, d] of unlabelled images."""
+    """Return DTC's estimate from features [P, d] of probe classes, numbered from 0, and [M, d] of unlabelled images."""
     classes = int(labels.max()) + 1
     anchors = min(classes - 1, max(1, round(settings.anchor_share * classes)))
     rng = np.random.default_rng(seed)
@@ -134,7 +135,9 @@ def dtc_estimate(
         return Trial(extra, found, silhouette(ids))
 
     trials: Trials = {}
-    for extra in track(_coarse_to_fine(trials, most, _best_accuracy, _best_silhouette), _WHAT, _attempts(most)):
+    for extra in track(
+        _coarse_to_fine(trials, most, _best_accuracy, _best_silhouette), _PROGRESS_TEXT, _attempts(most)
+    ):
         trials[extra] = attempt(extra)
     by_accuracy, by_silhouette = _best_accuracy(trials), _best_silhouette(trials)
     chosen = math.ceil((by_accuracy + by_silhouette) / 2)
@@ -147,12 +150,12 @@ def dtc_estimate(
 def gcd_estimate(
     labelled: Tensor, labels: Ids, unlabelled: Tensor, settings: EstimateConfig, *, most: int, seed: int, track: Track
 ) -> Estimate:
-    """GCD's estimate from features of all labelled and unlabelled images: Brent's method on the number of clusters."""
+    """Return GCD's estimate from features of all images: Brent's method on the number of clusters."""
     known = int(labels.max()) + 1
     features = torch.cat([labelled, unlabelled])
     free = torch.full((len(features),), FREE)
     trials: Trials = {}
-    ticks = iter(track(range(_attempts(most)), _WHAT, _attempts(most)))
+    ticks = iter(track(range(_attempts(most)), _PROGRESS_TEXT, _attempts(most)))
 
     def loss(extra: float) -> float:
         number = round(extra)
@@ -163,15 +166,15 @@ def gcd_estimate(
         return -trials[number].accuracy
 
     minimize_scalar(loss, bounds=(1, most), method="bounded", options={"xatol": 0.5, "maxiter": _attempts(most)})
-    list(ticks)  # ends the bar
+    list(ticks)  # completes the progress bar
     best = _best_accuracy(trials)
     return Estimate("gcd", best, sorted(trials.values()), best)
 
 
 def _coarse_to_fine(trials: Trials, most: int, *best: Callable[[Trials], int]) -> Iterator[int]:
-    """Numbers from 0 to `most` that are worth a try, given the trials so far.
+    """Yield numbers from 0 to `most` to try next, given the trials so far.
 
-    First all in equal steps, a power of 2; then the neighbours of the best ones, in ever halved steps.
+    First a coarse grid, whose step is a power of 2; then the neighbours of the best numbers, with the step halved.
     """
     step = _first_step(most)
     yield from range(0, most + 1, step)
@@ -184,17 +187,17 @@ def _coarse_to_fine(trials: Trials, most: int, *best: Callable[[Trials], int]) -
 
 
 def _first_step(most: int) -> int:
-    return 1 << max(0, math.floor(math.log2(max(1, most / _COARSE))))
+    return 1 << max(0, math.floor(math.log2(max(1, most / _COARSE_STEPS))))
 
 
 def _attempts(most: int) -> int:
-    """How many trials a search has at most."""
+    """Return the largest number of trials of a search."""
     step = _first_step(most)
     return most // step + 1 + 4 * int(math.log2(step))
 
 
 def _best_accuracy(trials: Trials) -> int:
-    """The largest number among the best: DTC's rule."""
+    """Return the largest of the best numbers (DTC's rule)."""
     return max(trials.values(), key=lambda trial: (trial.accuracy, trial.classes)).classes
 
 
@@ -203,7 +206,7 @@ def _best_silhouette(trials: Trials) -> int:
 
 
 def _silhouette(features: Tensor, rows: Ids, most: int, rng: np.random.Generator) -> Callable[[Ids], float]:
-    """Silhouette of any clustering on the same sample of rows, whose distances are measured once."""
+    """Return a function for the silhouette of clusterings, on one sample of rows with precomputed distances."""
     sample = rng.permutation(rows)[:most]
     distances = torch.cdist(features[sample], features[sample]).fill_diagonal_(0).numpy()
 

@@ -1,6 +1,6 @@
-"""Methods and variants on the same images: one run of `ncd-serve train` for each row and seed, in a process of its own.
+"""Comparison of methods on the same images: one `ncd-serve train` process for each row and seed.
 
-So time and memory are a run's own, a run that fails takes no other down, and a comparison goes on where it stopped.
+Separate processes give each run its own time and memory, isolate failures, and let an interrupted comparison resume.
 """
 
 from __future__ import annotations
@@ -31,29 +31,29 @@ from ncd_training.objective import checked
 from ncd_training.run.train import set_up
 from ncd_training.study.compare_rows import Row
 
-# Where images are and what is left to look at makes no run another than the paper's.
-_SAME_ANYHOW = ("data.root", "data.cache_dir", "data.cache_views", "data.workers", "data.strict", "model.weights")
+# Settings that are not listed as departures from the paper: places and speed; initial weights have their own note.
+_UNLISTED_SETTINGS = ("data.root", "data.cache_dir", "data.cache_views", "data.workers", "data.strict", "model.weights")
 
-_LOOK_AGAIN = 0.1  # s
+_POLL_SECONDS = 0.1
 
 
 @dataclass(frozen=True)
 class Wishes:
-    """What the user asks of every row."""
+    """Settings that the user gives for all rows."""
 
     recipes: Sequence[str]
     config_file: Path | None
-    flags: dict[str, Any]  # settings that options mean: weaker than a row's own
+    flags: dict[str, Any]  # settings from options: weaker than those of a row
     overrides: dict[str, Any]  # --set: stronger
 
     @property
     def dataset(self) -> str | None:
-        """The named dataset, if it is one."""
+        """Name of the dataset; None for the user's own images."""
         name: str | None = self.flags.get("data.dataset")
         return name
 
     def config(self, row: Row) -> TrainConfig:
-        """The settings of a row."""
+        """Return the resolved settings of a row."""
         settings = row.settings | row.for_dataset.get(self.dataset or "", {})
         own = recipe_for(self.dataset) if self.dataset else None
         recipes = [*filter(None, [own]), *method_recipes(row.method), *row.recipes, *self.recipes]
@@ -66,25 +66,25 @@ class Wishes:
             raise UsageError(f"row {row.label}: {error}", hint=error.hint) from None
 
     def published(self) -> Wishes:
-        """The same images with nothing of the user's own: what the paper did."""
+        """Return the same dataset without the user's settings, as in the paper."""
         return Wishes([], None, {"data.dataset": self.dataset} if self.dataset else {}, {})
 
 
 @dataclass(frozen=True)
-class Cost:
-    """What a run took, all its parts together."""
+class RunCost:
+    """Time and memory of a run, summed over its sessions, and its error if it failed."""
 
     seconds: float = 0.0
     cpu_seconds: float = 0.0
-    memory: int = 0  # bytes at the highest, of the process that trains
-    cached: bool = False  # it also filled the cache that all runs share
+    memory: int = 0  # peak in bytes, of the training process
+    cached: bool = False  # True if the run filled the cache that all runs share
     error: str | None = None
     exit_code: int = 0
 
 
 @dataclass(frozen=True)
 class Job:
-    """One run of a row."""
+    """Run of a row with one seed."""
 
     row: Row
     config: TrainConfig
@@ -92,27 +92,27 @@ class Job:
 
     @property
     def name(self) -> str:
-        """`<row>-<seed>`."""
+        """Name of the run, `<row>-<seed>`."""
         return f"{self.row.label}-{self.config.optim.seed}"
 
     @property
     def run(self) -> RunDir:
-        """Where it trains."""
+        """Run directory."""
         return RunDir(self.folder / self.name)
 
     @property
     def asked(self) -> Path:
-        """The settings that it is started with."""
+        """File with the settings that the run is started with."""
         return self.folder / "settings" / f"{self.name}.toml"
 
     @property
     def finished(self) -> bool:
-        """Whether there is nothing left to do."""
+        """True if all epochs are trained and scored."""
         summary = self.run.read_summary()
         return summary.method is not None and len(self.run.read_metrics()) >= self.config.optim.epochs
 
     def check(self) -> None:
-        """An existing run must be one of the same settings."""
+        """Raise UsageError if the run directory exists with other settings."""
         if not self.run.path.exists():
             return
         hint = "choose another --out"
@@ -125,19 +125,19 @@ class Job:
 
 
 class Ledger:
-    """comparison.json: what each run took so far."""
+    """Time and memory of each run so far, kept in comparison.json."""
 
     def __init__(self, folder: Path) -> None:
         self._path = folder / "comparison.json"
         kept = json.loads(self._path.read_text()) if self._path.exists() else {}
-        self._costs = {name: Cost(**facts) for name, facts in kept.items()}
+        self._costs = {name: RunCost(**facts) for name, facts in kept.items()}
 
-    def __getitem__(self, job: Job) -> Cost:
-        """What a run took; nothing, if it never began."""
-        return self._costs.get(job.name, Cost())
+    def __getitem__(self, job: Job) -> RunCost:
+        """Return the cost of a run; zero if it has not started."""
+        return self._costs.get(job.name, RunCost())
 
-    def add(self, job: Job, cost: Cost) -> None:
-        """Another part of a run has ended."""
+    def add(self, job: Job, cost: RunCost) -> None:
+        """Add the cost of a finished session of a run."""
         before = self[job]
         self._costs[job.name] = replace(
             cost,
@@ -149,12 +149,12 @@ class Ledger:
         write_json(self._path, {name: asdict(kept) for name, kept in self._costs.items()})
 
     def forget(self, job: Job) -> None:
-        """A run is gone, and with it what it took."""
+        """Remove the cost of a run that starts anew."""
         self._costs.pop(job.name, None)
 
 
-def plan(rows: Sequence[Row], seeds: Sequence[int], wishes: Wishes, folder: Path) -> list[Job]:
-    """All runs, seed by seed, so that the first table is complete early; raises for rows that cannot be resolved."""
+def plan_jobs(rows: Sequence[Row], seeds: Sequence[int], wishes: Wishes, folder: Path) -> list[Job]:
+    """Return all runs, seed by seed, so that the first table is complete early; raise UsageError for invalid rows."""
     cached = {"data.cache_dir": str((folder / "views").absolute()), "report.tsne_epochs": []}
     wishes = replace(wishes, flags=cached | wishes.flags)
     configs = [wishes.config(row) for row in rows]
@@ -165,8 +165,8 @@ def plan(rows: Sequence[Row], seeds: Sequence[int], wishes: Wishes, folder: Path
     ]
 
 
-def check(jobs: Sequence[Job], *, progress: Progress) -> Manifest:
-    """Check everything that can be wrong before training: earlier runs, images, weights."""
+def check_jobs(jobs: Sequence[Job], *, progress: Progress) -> Manifest:
+    """Check earlier runs, images and weights before any training, and return the images."""
     for job in jobs:
         job.check()
     manifests = {}
@@ -179,13 +179,13 @@ def check(jobs: Sequence[Job], *, progress: Progress) -> Manifest:
     if manifest.truth is None:
         raise DataError(
             "the unlabelled images have no true labels, so rows cannot be compared",
-            hint="give them as true_label in a --manifest FILE.csv; they are for scores alone",
+            hint="give them as the column true_label of a --manifest FILE.csv; they are used for scores only",
         )
     return manifest
 
 
 def differences(ours: TrainConfig, other: TrainConfig) -> dict[str, tuple[Any, Any]]:
-    """Settings that are not the same, by `section.key`."""
+    """Return the settings that differ, by `section.key`, with both values."""
     mine, theirs = ours.model_dump(mode="json"), other.model_dump(mode="json")
     return {
         f"{section}.{key}": (value, theirs[section].get(key))
@@ -196,17 +196,17 @@ def differences(ours: TrainConfig, other: TrainConfig) -> dict[str, tuple[Any, A
 
 
 def departures(rows: Sequence[Row], wishes: Wishes) -> list[str]:
-    """Where the rows' settings are not those of the paper: a line for each setting."""
+    """Return a line for each setting in which rows depart from the paper."""
     found: dict[str, list[str]] = {}
     for row in rows:
         for key, (ours, theirs) in differences(wishes.config(row), wishes.published().config(row)).items():
-            if key not in _SAME_ANYHOW and not key.startswith("report."):
+            if key not in _UNLISTED_SETTINGS and not key.startswith("report."):
                 found.setdefault(key, []).append(f"{ours} for {theirs}")
     return [f"{key}: {', '.join(dict.fromkeys(pairs))}" for key, pairs in found.items()]
 
 
 def run_all(jobs: Sequence[Job], ledger: Ledger, *, progress: Progress) -> Iterator[Job]:
-    """Run what is not finished; yields each run as it ends, well or not."""
+    """Run the unfinished jobs; yield each job when it has ended, even if it failed."""
     with progress.bar("comparing", len(jobs)) as advance:
         for number, job in enumerate(jobs, start=1):
             what = f"run {number} of {len(jobs)}: {job.name}"
@@ -220,28 +220,28 @@ def run_all(jobs: Sequence[Job], ledger: Ledger, *, progress: Progress) -> Itera
 
 
 def _train(job: Job, ledger: Ledger) -> None:
-    """Begin a run or go on with it; a run that fails leaves its error in the ledger."""
+    """Start or resume a run; the error of a failed run goes to the ledger."""
     if job.run.begun:
         arguments = ["--resume", str(job.run.path)]
     else:
-        shutil.rmtree(job.run.path, ignore_errors=True)  # killed while its folder was being made
+        shutil.rmtree(job.run.path, ignore_errors=True)  # left by a run that was killed at its start
         ledger.forget(job)
         write_text(job.asked, job.config.to_toml())
         arguments = ["--config", str(job.asked), "--out", str(job.run.path)]
-    said, views = job.asked.with_suffix(".log"), _files_in(job.config.data.cache_dir)
-    cost, stopped = _measured([sys.executable, "-m", "ncd_serve", "train", *arguments], said)
-    error = _error(said, cost.exit_code) if cost.exit_code and stopped is None else None
+    log, views = job.asked.with_suffix(".log"), _files_in(job.config.data.cache_dir)
+    cost, stopped = _run_and_measure([sys.executable, "-m", "ncd_serve", "train", *arguments], log)
+    error = _error(log, cost.exit_code) if cost.exit_code and stopped is None else None
     ledger.add(job, replace(cost, error=error, cached=_files_in(job.config.data.cache_dir) > views))
     if stopped is not None:
         raise stopped
 
 
-def _measured(command: list[str], said: Path) -> tuple[Cost, BaseException | None]:
-    """What a command took, and what interrupted us meanwhile: the command is then asked to stop and waited for."""
+def _run_and_measure(command: list[str], log: Path) -> tuple[RunCost, BaseException | None]:
+    """Run a command, and return its cost and the interrupt that stopped it, if any."""
     stopped: BaseException | None = None
     start = time.monotonic()
-    with said.open("w", encoding="utf-8") as stream:
-        # In a session of its own a Ctrl-C of the terminal does not reach it: it is told once, by us.
+    with log.open("w", encoding="utf-8") as stream:
+        # A separate session, so that Ctrl-C does not reach the child twice: it gets one signal, from here.
         child = subprocess.Popen(
             command, stdin=subprocess.DEVNULL, stdout=stream, stderr=subprocess.STDOUT, start_new_session=True
         )
@@ -249,17 +249,17 @@ def _measured(command: list[str], said: Path) -> tuple[Cost, BaseException | Non
             status, usage, memory = _wait(child.pid)
         except (KeyboardInterrupt, SystemExit) as interrupt:
             stopped = interrupt
-            os.kill(child.pid, signal.SIGTERM)  # a background process may be deaf to SIGINT
+            os.kill(child.pid, signal.SIGTERM)  # a background process may ignore SIGINT
             status, usage, memory = _wait(child.pid)
     child.returncode = os.waitstatus_to_exitcode(status)
     cpu = usage.ru_utime + usage.ru_stime
-    return Cost(time.monotonic() - start, cpu, memory, exit_code=child.returncode), stopped
+    return RunCost(time.monotonic() - start, cpu, memory, exit_code=child.returncode), stopped
 
 
 def _wait(pid: int) -> tuple[int, resource.struct_rusage, int]:
-    """Exit status, resource usage and peak memory of a process, once it has ended.
+    """Wait for a process to end, and return its exit status, resource usage and peak memory.
 
-    Looks now and then: an interrupt must not fall between end and answer, and the peak can be read only before the end.
+    Polls, since the peak can be read only before the end, and an interrupt must not lose the exit status.
     """
     memory = 0
     while True:
@@ -267,15 +267,15 @@ def _wait(pid: int) -> tuple[int, resource.struct_rusage, int]:
         ended, status, usage = os.wait4(pid, os.WNOHANG)
         if ended:
             return status, usage, memory or rusage_memory(usage)
-        time.sleep(_LOOK_AGAIN)
+        time.sleep(_POLL_SECONDS)
 
 
-def _error(said: Path, code: int) -> str:
+def _error(log: Path, code: int) -> str:
     if code < 0:
         return f"killed by {signal.Signals(-code).name}"
-    lines = [line.strip() for line in said.read_text(encoding="utf-8").splitlines() if line.strip()]
+    lines = [line.strip() for line in log.read_text(encoding="utf-8").splitlines() if line.strip()]
     named = [line.removeprefix("error: ") for line in lines if line.startswith("error: ")]
-    return (named or lines or [f"ended with {code}"])[-1]
+    return (named or lines or [f"exit code {code}"])[-1]
 
 
 def _files_in(folder: Path | None) -> int:

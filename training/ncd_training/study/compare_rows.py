@@ -1,4 +1,4 @@
-"""Ready-made sets of rows to compare, with the figures that the paper publishes: `comparisons/*.toml`."""
+"""Sets of rows to compare, with the paper's figures, from `comparisons/*.toml`."""
 
 from __future__ import annotations
 
@@ -17,44 +17,44 @@ if sys.version_info >= (3, 11):
 else:
     import tomli as tomllib
 
-Figure = float | tuple[float, float]  # in percent; with a deviation where one is published
+PublishedAcc = float | tuple[float, float]  # in percent; with a deviation where one is published
 # The paper's figures are means over three lists of novel classes.
 _MEAN_OF_LISTS = {"imagenet-a": "imagenet", "imagenet-b": "imagenet", "imagenet-c": "imagenet"}
 
 
 class Row(Section):
-    """A method, or a variant of one."""
+    """Method or variant in a comparison, with its settings."""
 
-    label: Annotated[str, Field(pattern=r"^[a-z0-9][a-z0-9+-]*$")]  # also begins the names of its run directories
+    label: Annotated[str, Field(pattern=r"^[a-z0-9][a-z0-9+-]*$")]  # also the prefix of its run directories
     method: str = MethodConfig().name
     recipes: tuple[str, ...] = ()  # weaker than the user's
     settings: dict[str, Any] = Field(default_factory=dict)  # stronger than the user's recipes, weaker than --set
-    weights: bool = True  # False: --weights is not for this row
+    weights: bool = True  # False: this row ignores --weights
     for_dataset: dict[str, dict[str, Any]] = Field(default_factory=dict)  # settings on top, by dataset
     # ACC by dataset; in an open world that of `seen` and of `novel` images.
-    published: dict[str, Figure | dict[str, Figure]] = Field(default_factory=dict)
+    published: dict[str, PublishedAcc | dict[str, PublishedAcc]] = Field(default_factory=dict)
 
     def figures(self, dataset: str | None) -> dict[str, tuple[float, float | None]]:
-        """Published ACC and deviation by what it was measured on; `novel` alone where all unlabelled images are."""
+        """Return published ACC and deviation by group of images: `novel`, in an open world also `seen`."""
         found = self.published.get(_MEAN_OF_LISTS.get(dataset or "", dataset or ""), {})
         parts = found if isinstance(found, dict) else {"novel": found}
         return {name: figure if isinstance(figure, tuple) else (figure, None) for name, figure in parts.items()}
 
 
 class RowSet(Section):
-    """Rows that belong together, e.g. a table of the paper."""
+    """Set of rows to compare, e.g. a table of the paper."""
 
     title: str
-    note: str = ""  # what one should know before comparing with the published figures
+    note: str = ""  # caveat about the published figures
     rows: tuple[Row, ...]
 
     @property
     def datasets(self) -> list[str]:
-        """The datasets that the paper has figures for."""
+        """Datasets with figures in the paper."""
         return list(dict.fromkeys(dataset for row in self.rows for dataset in row.published))
 
     def pick(self, labels: Sequence[str]) -> tuple[Row, ...]:
-        """The rows with these labels, in the set's order; all rows, if there are no labels."""
+        """Return the rows with these labels, in the order of the set; without labels, all rows."""
         known = [row.label for row in self.rows]
         for label in labels:
             if label not in known:
@@ -63,12 +63,12 @@ class RowSet(Section):
 
 
 def set_names() -> list[str]:
-    """The sets that ship with the package."""
+    """Return the names of the sets in this package."""
     return sorted(entry.name.removesuffix(".toml") for entry in _sets().iterdir() if entry.name.endswith(".toml"))
 
 
 def row_set(name: str) -> RowSet:
-    """A set by its name."""
+    """Load a set by its name."""
     if name not in set_names():
         raise UsageError(f"unknown set of rows '{name}'", hint=did_you_mean(name, set_names()))
     return RowSet.model_validate(tomllib.loads((_sets() / f"{name}.toml").read_text(encoding="utf-8")))

@@ -1,4 +1,4 @@
-"""What a comparison says: one table for the terminal, Markdown, CSV and the plot, beside the paper's figures."""
+"""Table of a comparison with the paper's figures, for the terminal, Markdown, CSV and the plot."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from ncd_serve.files import write_text
 from ncd_serve.progress import Progress
 from ncd_training.data.manifest import KNOWN_TEST, NOVEL_TEST, UNLABELLED_TRAIN, Manifest
 from ncd_training.score.metrics import ONE_MATCHING, PAPER
-from ncd_training.study.compare import Job, Ledger, Wishes, check, departures, plan, run_all
+from ncd_training.study.compare import Job, Ledger, Wishes, check_jobs, departures, plan_jobs, run_all
 from ncd_training.study.compare_rows import Row, RowSet
 from ncd_training.summary.live import duration
 from ncd_training.summary.plots import Bar, draw_bars
@@ -27,58 +27,58 @@ Measured = tuple[float | None, float | None]  # mean and deviation; None where t
 
 
 @dataclass(frozen=True)
-class Line:
-    """A row of the table, over the seeds that it was run with. ACC in percent by column."""
+class ResultRow:
+    """Results of a row over its finished seeds. ACC in percent by column."""
 
     label: str
     method: str
     seeds: int
     acc: dict[str, list[float]]
     published: dict[str, tuple[float, float | None]]
-    seconds: float  # of a run, on average
+    seconds: float  # mean over runs
     cpu_seconds: float
-    memory: int  # bytes, at most
+    memory: int  # largest peak in bytes
     error: str | None
 
     def measured(self, column: str) -> Measured:
-        """ACC here."""
+        """Return mean and deviation of ACC here."""
         return mean_and_deviation(self.acc.get(column, []))
 
     def figure(self, column: str) -> Measured:
-        """ACC in the paper."""
+        """Return ACC and deviation in the paper."""
         return self.published.get(column, (None, None))
 
 
 @dataclass(frozen=True)
 class Comparison:
-    """Rows of a comparison, and notes on how to read them."""
+    """Result of a comparison: rows of the table, and notes on them."""
 
     title: str
-    lines: list[Line]
+    lines: list[ResultRow]
     notes: list[str]
     folder: Path
     exit_code: int = 0  # of the first run that failed
 
     @property
     def columns(self) -> list[str]:
-        """What ACC was measured on. In an open world, the plain column is that of all images with one matching."""
+        """Names of the ACC columns. In an open world, the column of all images with one matching is the plain one."""
         measured = {name for line in self.lines for name in line.acc}
         opened = [name for name in _OPEN if name in measured]
         return [name for name in (*(opened or [UNLABELLED_TRAIN]), NOVEL_TEST, KNOWN_TEST) if name in measured]
 
     @property
     def published(self) -> list[str]:
-        """The columns that the paper has figures for."""
+        """Columns with figures in the paper."""
         return [name for name in self.columns if any(name in line.published for line in self.lines)]
 
     def cells(self) -> list[list[str]]:
-        """The table as text, its header first; a column of the paper's figures follows what they were measured on."""
+        """Return the table as text, header first; a column of the paper's figures follows the measured one."""
         header = ["row"]
         for name in self.columns:
             header += [name.removeprefix(f"{UNLABELLED_TRAIN}, "), *(["paper"] if name in self.published else [])]
         return [[*header, "seeds", "time", "CPU time", "memory"], *(self._cells(line) for line in self.lines)]
 
-    def _cells(self, line: Line) -> list[str]:
+    def _cells(self, line: ResultRow) -> list[str]:
         cells = [line.label]
         for name in self.columns:
             cells.append(with_deviation(*line.measured(name)))
@@ -91,11 +91,11 @@ class Comparison:
 
     @property
     def errors(self) -> list[str]:
-        """What went wrong, row by row."""
+        """Error messages of failed rows."""
         return [f"{line.label} failed: {line.error}" for line in self.lines if line.error]
 
     def table(self, width: int) -> Table:
-        """For a terminal of so many columns; on its side where it would be too wide, and then without a frame."""
+        """Return the table for a terminal of `width` columns; transposed, and without a frame, if it is too wide."""
         cells = self.cells()
         if _width(cells) > width:
             cells = min(cells, [list(column) for column in zip(*cells, strict=True)], key=_width)
@@ -111,7 +111,7 @@ class Comparison:
         return table
 
     def write(self, folder: Path) -> None:
-        """comparison.md and comparison.csv."""
+        """Write comparison.md and comparison.csv."""
         header, *rows = self.cells()
         lines = [header, ["---", *["---:"] * (len(header) - 1)], *rows]
         table = "\n".join(f"| {' | '.join(cells)} |" for cells in lines)
@@ -120,7 +120,7 @@ class Comparison:
         write_text(folder / "comparison.csv", self._csv())
 
     def draw(self, folder: Path) -> None:
-        """comparison.png: the columns that the paper has figures for, or the first one."""
+        """Draw comparison.png: the columns with figures in the paper, or the first column."""
         bars = {
             name: [Bar(line.label, *line.measured(name), line.figure(name)[0]) for line in self.lines]
             for name in self.published or self.columns[:1]
@@ -143,7 +143,7 @@ class Comparison:
 
 
 def _width(cells: Sequence[Sequence[str]]) -> int:
-    """Columns that a terminal needs: of a header its longest word, of all else every letter."""
+    """Return the width of a table in a terminal; headers may break between words, other cells may not."""
     header, *rows = cells
     words = [max(map(len, name.replace("-", "- ").split())) for name in header]
     return 1 + sum(
@@ -161,10 +161,10 @@ def run_comparison(
     *,
     progress: Progress,
 ) -> Comparison:
-    """Run the rows with these labels (none: all) with each seed; files in `folder` have what is known so far."""
+    """Run the rows with these labels (none: all) for each seed; files in `folder` are updated after every run."""
     rows = chosen.pick(labels)
-    jobs = plan(rows, seeds, wishes, folder)
-    manifest = check(jobs, progress=progress)
+    jobs = plan_jobs(rows, seeds, wishes, folder)
+    manifest = check_jobs(jobs, progress=progress)
     title, about = f"{name} on {manifest.name}, ACC in %", notes(chosen, rows, wishes, manifest)
     ledger = Ledger(folder)
 
@@ -176,34 +176,34 @@ def run_comparison(
             progress.say(f"{job.name}: {outcome(job, ledger)}")
             table().write(folder)
     except (KeyboardInterrupt, SystemExit):
-        progress.say(f"interrupted; the same command resumes from here (runs are in {folder})")
+        progress.say(f"interrupted; run the same command again to resume (runs are in {folder})")
         raise
     table().draw(folder)
     return table()
 
 
 def notes(chosen: RowSet, rows: Sequence[Row], wishes: Wishes, manifest: Manifest) -> list[str]:
-    """How far the figures of a comparison are from those of the paper, and what they are."""
+    """Return notes on the figures: departures from the paper, initial weights, meaning of the columns."""
     lines = list(manifest.notes)
     if any(row.figures(wishes.dataset) for row in rows):
         changed = departures(rows, wishes)
         start = wishes.overrides.get("model.weights", wishes.flags.get("model.weights", "random weights"))
         lines += [
-            f"The column `paper` is not like for like: settings here for the paper's: {'; '.join(changed)}."
+            f"The column `paper` was obtained with other settings (here for the paper's): {'; '.join(changed)}."
             if changed
-            else "The settings are the paper's.",
-            f"The paper starts from self-supervised weights (MoCo v2 or RotNet), these runs from {start}.",
+            else "The settings are those of the paper.",
+            f"The paper starts from self-supervised weights (MoCo v2 or RotNet), these runs start from {start}.",
             *filter(None, [chosen.note]),
         ]
     return [
         *lines,
-        "ACC is that of the last epoch, ± the sample standard deviation over seeds. Time is a run's on average, "
-        "memory the most that its training process held, with the cached views that it read.",
+        "ACC is that of the last epoch, ± the sample standard deviation over seeds. Time is the mean of a run, "
+        "memory the peak of its training process, including the cached views that it read.",
     ]
 
 
 def outcome(job: Job, ledger: Ledger) -> str:
-    """How a run ended, in a line."""
+    """Return the outcome of a run in a line."""
     cost = ledger[job]
     if not job.finished:
         return f"failed: {cost.error}"
@@ -215,19 +215,19 @@ def outcome(job: Job, ledger: Ledger) -> str:
 def collect(
     jobs: Sequence[Job], ledger: Ledger, folder: Path, *, title: str, dataset: str | None, notes: Sequence[str]
 ) -> Comparison:
-    """The table of all that is finished so far."""
+    """Return the table of all finished runs so far."""
     by_row: dict[str, list[Job]] = {}
     for job in jobs:
         by_row.setdefault(job.row.label, []).append(job)
-    lines = [_line(mine, ledger, dataset) for mine in by_row.values()]
+    lines = [_result_row(mine, ledger, dataset) for mine in by_row.values()]
     cached = ", ".join(job.name for job in jobs if ledger[job].cached)
     if cached:
-        notes = [*notes, f"{cached} also filled the cache of views, which all rows share."]
+        notes = [*notes, f"The time of {cached} includes filling the cache of views, which all rows share."]
     failed = [max(1, ledger[job].exit_code) for job in jobs if ledger[job].error]
     return Comparison(title, lines, list(notes), folder, failed[0] if failed else 0)
 
 
-def _line(jobs: Sequence[Job], ledger: Ledger, dataset: str | None) -> Line:
+def _result_row(jobs: Sequence[Job], ledger: Ledger, dataset: str | None) -> ResultRow:
     row, done = jobs[0].row, [job for job in jobs if job.finished]
     acc: dict[str, list[float]] = {}
     for job in done:
@@ -235,7 +235,7 @@ def _line(jobs: Sequence[Job], ledger: Ledger, dataset: str | None) -> Line:
             acc.setdefault(name, []).append(100 * score.acc)
     opened = any(name in acc for name in _OPEN)
     costs = [ledger[job] for job in done]
-    return Line(
+    return ResultRow(
         label=row.label,
         method=row.method,
         seeds=len(done),
@@ -252,7 +252,7 @@ def _line(jobs: Sequence[Job], ledger: Ledger, dataset: str | None) -> Line:
 
 
 def mean_and_deviation(values: Sequence[float]) -> Measured:
-    """Of several runs: the mean, and the sample standard deviation where there are two or more."""
+    """Return the mean, and the sample standard deviation of two or more values."""
     return (
         statistics.fmean(values) if values else None,
         statistics.stdev(values) if len(values) > 1 else None,
@@ -260,7 +260,7 @@ def mean_and_deviation(values: Sequence[float]) -> Measured:
 
 
 def with_deviation(mean: float | None, deviation: float | None) -> str:
-    """`47.8±2.4`, or `47.8`."""
+    """Return `47.8±2.4`, or `47.8` without a deviation."""
     if mean is None:
         return _NONE
     return f"{mean:.1f}" if deviation is None else f"{mean:.1f}±{deviation:.1f}"

@@ -1,6 +1,6 @@
-"""K-means in which some rows are told their cluster (DTC's semi-supervised k-means). Without such rows: plain k-means.
+"""K-means with fixed clusters for some rows (DTC's semi-supervised k-means). Without such rows, it is plain k-means.
 
-All starts run side by side: one matrix product measures the distances of every row to every centre of every start.
+All starts run in parallel: one matrix product computes the distances of all rows to all centres of all starts.
 """
 
 from __future__ import annotations
@@ -11,13 +11,13 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-FREE = -1  # marks a row that may go to any cluster
-_TOLERANCE = 1e-4  # of the features' variance: centres that move less have settled (DTC's and scikit-learn's value)
-_ROUNDS = 100
+FREE = -1  # marks a row without a fixed cluster
+_TOLERANCE = 1e-4  # of the features' variance: centres that move less have converged (as in DTC and scikit-learn)
+_MAX_ITERATIONS = 100
 
 
 class Clusters(NamedTuple):
-    """The best of several starts."""
+    """Clustering of the best of several starts."""
 
     ids: Tensor  # [N]
     centres: Tensor  # [K, d]
@@ -25,15 +25,15 @@ class Clusters(NamedTuple):
 
 
 def constrained_kmeans(features: Tensor, fixed: Tensor, clusters: int, *, starts: int, seed: int) -> Clusters:
-    """Cluster `features` [N, d]; `fixed` [N] names the cluster that a row stays in, counted from 0, or is FREE.
+    """Cluster `features` [N, d]; `fixed` [N] holds the fixed cluster of each row, counted from 0, or FREE.
 
-    Centres of named clusters start at the mean of their rows, the others by k-means++ among the free rows.
+    Centres of fixed clusters start at the mean of their rows, the others by k-means++ among the free rows.
     """
-    features = features - features.mean(dim=0)  # small numbers: distances from products lose no digits
+    features = features - features.mean(dim=0)  # centred, so that distances from products lose no digits
     squares = features.square().sum(dim=1)
     settled = _TOLERANCE * float(squares.mean())
     centres = _first_centres(features, squares, fixed, clusters, starts=starts, seed=seed)
-    for _ in range(_ROUNDS):
+    for _ in range(_MAX_ITERATIONS):
         ids, _ = _assign(features, squares, fixed, centres)
         moved = _means(features, ids, centres)
         shift = (moved - centres).square().sum(dim=(1, 2)).max()
@@ -48,10 +48,10 @@ def constrained_kmeans(features: Tensor, fixed: Tensor, clusters: int, *, starts
 def _first_centres(
     features: Tensor, squares: Tensor, fixed: Tensor, clusters: int, *, starts: int, seed: int
 ) -> Tensor:
-    """[starts, K, d]: the named ones, then greedy k-means++ among the free rows.
+    """Return initial centres [starts, K, d]: those of fixed clusters, then greedy k-means++ among the free rows.
 
-    Rows are drawn with a chance that grows with their distance from all centres so far; of a few drawn, the one stays
-    that brings all rows nearest.
+    A few rows are drawn with probabilities proportional to their squared distances from the centres so far; the one
+    that reduces the inertia most becomes the next centre.
     """
     free, generator = (fixed == FREE).float(), torch.Generator().manual_seed(seed)
     named, held = int(fixed.max()) + 1, fixed != FREE
@@ -63,7 +63,7 @@ def _first_centres(
     tries, every = 2 + int(math.log(clusters)), torch.arange(starts)
     for number in range(named, clusters):
         chances = nearest * free
-        # Where all rows are at a centre already, any of them will do.
+        # If all rows coincide with a centre, any row may be drawn.
         chances = torch.where(chances.sum(dim=1, keepdim=True) > 0, chances, free)
         rows = torch.multinomial(chances, tries, replacement=True, generator=generator)
         distances = _distances(features, squares, features[rows])
@@ -75,20 +75,20 @@ def _first_centres(
 
 
 def _assign(features: Tensor, squares: Tensor, fixed: Tensor, centres: Tensor) -> tuple[Tensor, Tensor]:
-    """Cluster of each row [starts, N], and the inertia of each start."""
+    """Return the cluster of each row [starts, N], and the inertia of each start."""
     distances = _distances(features, squares, centres)
     ids = torch.where(fixed == FREE, distances.argmin(dim=2), fixed)
     return ids, distances.gather(2, ids.unsqueeze(2)).sum(dim=(1, 2))
 
 
 def _distances(features: Tensor, squares: Tensor, centres: Tensor) -> Tensor:
-    """Squared distances [starts, N, K]."""
+    """Return squared distances [starts, N, K]."""
     products = features @ centres.transpose(1, 2)
     return (squares[:, None] - 2 * products + centres.square().sum(dim=2)[:, None]).clamp_min_(0)
 
 
 def _means(features: Tensor, ids: Tensor, before: Tensor) -> Tensor:
-    """Mean of the rows of each cluster; one without rows stays where it was."""
+    """Return the mean of the rows of each cluster; a cluster without rows keeps its centre."""
     means = torch.zeros_like(before)
     for mean, mine in zip(means, ids, strict=True):
         mean.index_add_(0, mine, features)

@@ -1,4 +1,4 @@
-"""Curves as shapes in a square of 100 by 100, which a page stretches to the room it has; y points down."""
+"""Charts of curves in a square of 100 by 100, which the report page stretches to its layout; y points down."""
 
 from __future__ import annotations
 
@@ -9,19 +9,18 @@ from typing import NamedTuple
 
 from matplotlib.ticker import MaxNLocator
 
-Points = Sequence[tuple[int, float]]  # epochs and values
-_MOST_DOTS = 30  # points of a line that one can still tell apart
+from ncd_training.summary.figures import MAX_MARKED_POINTS, Curve
 
 
 class Tick(NamedTuple):
-    """A mark on an axis: where, and what it says."""
+    """Mark on an axis: its place and label."""
 
     place: float
     label: str
 
 
 class Level(NamedTuple):
-    """A horizontal line, e.g. a baseline."""
+    """Horizontal line, e.g. a baseline."""
 
     name: str
     y: float
@@ -29,7 +28,7 @@ class Level(NamedTuple):
 
 
 class Dot(NamedTuple):
-    """A point of a line, and what it stands for."""
+    """Point of a curve: its place, and the epoch and value that it stands for."""
 
     x: float
     y: float
@@ -38,45 +37,40 @@ class Dot(NamedTuple):
 
 
 @dataclass(frozen=True)
-class Line:
-    """A figure over the epochs."""
+class DrawnCurve:
+    """Curve in the coordinates of a chart."""
 
     name: str
-    dots: list[Dot]  # without values that are no numbers
-    last: float
+    dots: list[Dot]  # finite values only
+    last: float  # value of the last epoch
     colour: int
     dashed: bool
 
     @property
     def path(self) -> str:
-        """For an SVG path."""
+        """Data of an SVG path."""
         return "M" + " ".join(f"{dot.x:.2f} {dot.y:.2f}" for dot in self.dots)
 
     @property
     def dotted(self) -> bool:
-        """Whether its points are shown one by one."""
-        return len(self.dots) <= _MOST_DOTS
+        """True if the points are marked with dots."""
+        return len(self.dots) <= MAX_MARKED_POINTS
 
 
 @dataclass(frozen=True)
 class Chart:
-    """Lines on common axes."""
+    """Curves on common axes."""
 
-    lines: list[Line]
+    lines: list[DrawnCurve]
     levels: list[Level]
     x_ticks: list[Tick]
     y_ticks: list[Tick]
 
 
-def chart(
-    curves: Mapping[str, Points], *, top: float | None = None, levels: Mapping[str, float] | None = None
-) -> Chart:
-    """Lines from epoch 0 on and from 0 up, to `top` or to what there is.
-
-    `global precision` and `global recall` share a colour; recall is dashed.
-    """
-    epochs = max(epoch for points in curves.values() for epoch, _ in points)
-    values = [value for points in curves.values() for _, value in points if math.isfinite(value)]
+def chart(curves: Sequence[Curve], *, top: float | None = None, levels: Mapping[str, float] | None = None) -> Chart:
+    """Return a chart of curves. Its x axis starts at epoch 0, its y axis ends at `top` or at the largest value."""
+    epochs = max(epoch for curve in curves for epoch, _ in curve.points)
+    values = [value for curve in curves for _, value in curve.points if math.isfinite(value)]
     low, high = min(0.0, *values, 0.0), top or max(*values, 0.0, 0.0) or 1.0
     marks = MaxNLocator(5 if top else 3, steps=[1, 2, 5, 10]).tick_values(low, high)
     if top is None:
@@ -85,14 +79,11 @@ def chart(
     def height(value: float) -> float:
         return 100 * (high - value) / (high - low)
 
-    colours: dict[str, int] = {}
     lines = []
-    for name, points in curves.items():
-        branch, _, kind = name.rpartition(" ")
-        finite = [(epoch, value) for epoch, value in points if math.isfinite(value)]
+    for curve in curves:
+        finite = [(epoch, value) for epoch, value in curve.points if math.isfinite(value)]
         dots = [Dot(100 * epoch / epochs, height(value), epoch, value) for epoch, value in finite]
-        colour = colours.setdefault(branch or name, len(colours))
-        lines.append(Line(name, dots, last=points[-1][1], colour=colour, dashed=kind == "recall"))
+        lines.append(DrawnCurve(curve.name, dots, curve.points[-1][1], curve.colour, curve.dashed))
     return Chart(
         lines,
         levels=[Level(name, height(value), value) for name, value in (levels or {}).items()],

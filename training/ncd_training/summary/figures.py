@@ -1,4 +1,4 @@
-"""What a person reads of a run: figures by group, headlines, tables of scores."""
+"""Figures of a run for people: figures by group, curves over the epochs, headlines, tables of scores."""
 
 from __future__ import annotations
 
@@ -11,10 +11,12 @@ from ncd_training.base.scores import ClassScore, Score, Summary
 from ncd_training.config.schema import TrainConfig
 from ncd_training.data.manifest import KNOWN_TEST, NOVEL_TEST, UNLABELLED_TRAIN, Manifest
 
+EpochRow = Mapping[str, Any]  # number and figures of an epoch, as in metrics.jsonl
 BALANCE = "cluster_balance"
 PSEUDO = "pseudo_"  # begins the names of figures about pseudo labels: pseudo_<branch>_precision
 TERMS, QUALITY, PAIRS = "objective terms", UNLABELLED_TRAIN, "pseudo labels"
-WORST = 10  # classes that are shown unless all are asked for
+WORST_CLASSES = 10  # rows of a class table, unless all classes are requested
+MAX_MARKED_POINTS = 30  # curves with more points are drawn without markers
 PAIR_COLUMNS = {
     "precision": "precision",
     "recall": "recall",
@@ -24,7 +26,7 @@ PAIR_COLUMNS = {
 
 
 class SplitUse(NamedTuple):
-    """Images, and what for."""
+    """Split, its number of images, and their use in the run."""
 
     split: str
     images: int
@@ -32,15 +34,24 @@ class SplitUse(NamedTuple):
 
 
 class ScoreRow(NamedTuple):
-    """Scores, what made them and on which split."""
+    """Scores with the head or baseline that they belong to, and the split."""
 
     what: str
     split: str
     score: Score
 
 
-def grouped(row: Mapping[str, Any]) -> dict[str, dict[str, float]]:
-    """An epoch's figures by what they are about; an epoch that was not looked at has terms alone."""
+class Curve(NamedTuple):
+    """Figure over the epochs, and its look in plots and on the report page."""
+
+    name: str
+    points: list[tuple[int, float]]  # epoch and value
+    colour: int  # number of the colour, from 0; figures of one branch share it
+    dashed: bool
+
+
+def grouped(row: EpochRow) -> dict[str, dict[str, float]]:
+    """Return the figures of an epoch by group and name; an epoch without evaluation has objective terms only."""
     groups: dict[str, dict[str, float]] = {TERMS: {}, QUALITY: {}, PAIRS: {}}
     for name, value in row.items():
         if name.startswith(PSEUDO):
@@ -53,19 +64,19 @@ def grouped(row: Mapping[str, Any]) -> dict[str, dict[str, float]]:
 
 
 def split_uses(manifest: Manifest) -> list[SplitUse]:
-    """The splits that have images."""
-    pile = "known and novel classes" if manifest.open_world else "novel classes"
+    """Return the splits that have images."""
+    unlabelled = "known and novel classes" if manifest.open_world else "novel classes"
     rows = [
         SplitUse("labelled-train", len(manifest.labelled), f"trained on, {len(manifest.known_classes)} known classes"),
-        SplitUse(UNLABELLED_TRAIN, len(manifest.unlabelled), f"trained on without labels, {pile}"),
+        SplitUse(UNLABELLED_TRAIN, len(manifest.unlabelled), f"trained on without labels, {unlabelled}"),
         SplitUse(KNOWN_TEST, len(manifest.known_test), "held out, known classes"),
-        SplitUse(NOVEL_TEST, len(manifest.novel_test), f"held out, {pile}"),
+        SplitUse(NOVEL_TEST, len(manifest.novel_test), f"held out, {unlabelled}"),
     ]
     return [row for row in rows if row.images]
 
 
 def initial_weights(config: TrainConfig, summary: Summary) -> str:
-    """Return in words what trunk and tail started from."""
+    """Return a description of the initial weights of trunk and tail."""
     if weights := summary.weights:
         return f"{weights.format}, {weights.file}, sha256 {weights.sha256}"
     if config.from_labels.epochs:
@@ -73,12 +84,21 @@ def initial_weights(config: TrainConfig, summary: Summary) -> str:
     return "self-supervised by rotation" if config.rotations.epochs else "random"
 
 
-def curves(rows: Sequence[Mapping[str, Any]], group: str) -> dict[str, list[tuple[int, float]]]:
-    """The figures of a group over the epochs in which they were looked at."""
-    found: dict[str, list[tuple[int, float]]] = {}
+def curves(rows: Sequence[EpochRow], group: str) -> list[Curve]:
+    """Return the figures of a group over the epochs that have them.
+
+    `global precision` and `global recall` share a colour; recall is dashed.
+    """
+    points: dict[str, list[tuple[int, float]]] = {}
     for row in rows:
-        for figure, value in grouped(row)[group].items():
-            found.setdefault(figure, []).append((row["epoch"], value))
+        for name, value in grouped(row)[group].items():
+            points.setdefault(name, []).append((row["epoch"], value))
+    colours: dict[str, int] = {}
+    found = []
+    for name, series in points.items():
+        branch, _, kind = name.rpartition(" ")
+        colour = colours.setdefault(branch or name, len(colours))
+        found.append(Curve(name, series, colour, dashed=kind == "recall"))
     return found
 
 
@@ -98,7 +118,7 @@ def epochs_in_words(number: int) -> str:
 
 
 def headlines(summary: Summary) -> list[str]:
-    """Return ACC on the unlabelled images beside the baselines; nothing where no true classes are known."""
+    """Return ACC on the unlabelled images, baselines first; empty where true classes are not known."""
     if UNLABELLED_TRAIN not in summary.scores:
         return []
     scores = {**summary.baselines, summary.method or "": summary.scores[UNLABELLED_TRAIN]}
@@ -115,12 +135,12 @@ def score_rows(summary: Summary) -> list[ScoreRow]:
 
 
 def worst_first(score: Score) -> list[ClassScore]:
-    """Return the classes of a split by the share of their images that is right."""
+    """Return the classes of a split, the one with the smallest share of correct images first."""
     return sorted(score.classes, key=lambda row: (row.share, row.name))
 
 
 def score_tables(summary: Summary, *, every_class: bool) -> list[Table]:
-    """Return tables of scores, pseudo labels, and classes (the worst, or all of each split). Each names its split."""
+    """Return tables of scores, pseudo labels, and classes: the worst ones, or with `every_class` all of every split."""
     tables = [_scores_table(summary)]
     if summary.pseudo_labels:
         tables.append(_pairs_table(summary.pseudo_labels))
@@ -146,7 +166,7 @@ def _pairs_table(branches: Mapping[str, Mapping[str, float]]) -> Table:
 
 def _classes_table(split: str, score: Score, every_class: bool) -> Table:
     rows = worst_first(score)
-    shown = rows if every_class else rows[:WORST]
+    shown = rows if every_class else rows[:WORST_CLASSES]
     matched = rows[0].cluster is not None
     which = "all classes" if len(shown) == len(rows) else f"the worst {len(shown)} of {len(rows)} classes"
     table = _table(f"{split}, {which}", "class", "images", *(["cluster"] if matched else []), "right")

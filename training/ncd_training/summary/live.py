@@ -1,15 +1,15 @@
-"""The epochs as they pass: a live table on a terminal, about ten plain lines elsewhere, every epoch in the log."""
+"""Progress of training: a live table on a terminal, about ten plain lines elsewhere, every epoch in the log."""
 
 from __future__ import annotations
 
 import io
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from datetime import datetime
 from pathlib import Path
 from types import TracebackType
-from typing import Any, TypeVar
+from typing import TypeVar
 
 from rich.console import Console, ConsoleRenderable, Group, RenderHook
 from rich.control import Control
@@ -20,18 +20,17 @@ from rich.table import Table
 
 from ncd_serve.errors import NcdError
 from ncd_serve.progress import Advance, Progress
-from ncd_training.summary.figures import BALANCE, QUALITY, grouped
+from ncd_training.summary.figures import BALANCE, QUALITY, EpochRow, grouped
 
 T = TypeVar("T")
-Row = Mapping[str, Any]
-_LINES_OFF_TERMINAL = 10
-_NAME_WIDTH, _CELL_WIDTH, _MOST_COLUMNS = 24, 9, 8
+_PLAIN_LINES = 10  # of a run, where there is no terminal
+_NAME_WIDTH, _CELL_WIDTH, _MAX_EPOCH_COLUMNS = 24, 9, 8
 
 
 class EpochDisplay:
-    """Shows a run while it trains."""
+    """Display of a run while it trains."""
 
-    def __init__(self, progress: Progress, log: RunLog, *, epochs: int, steps: int, rows: Sequence[Row]) -> None:
+    def __init__(self, progress: Progress, log: RunLog, *, epochs: int, steps: int, rows: Sequence[EpochRow]) -> None:
         console = progress.console
         self._console, self._log, self._epochs, self._rows = console, log, epochs, list(rows)
         self._shown: AbstractContextManager[Advance | None] = nullcontext()
@@ -39,12 +38,12 @@ class EpochDisplay:
             self._shown = progress.bar("training", epochs * steps, len(rows) * steps)
         self._move: Advance | None = None  # of the bar in a notebook
         self._started, self._done_before = time.monotonic(), len(rows)
-        # A step may take a minute: the speed is averaged over more than rich's half minute.
+        # A step may take a minute: the speed is averaged over ten minutes, not rich's half minute.
         self._progress = RichProgress(
             TextColumn("{task.description}"),
             BarColumn(30),
             TimeElapsedColumn(),
-            TextColumn("gone,"),
+            TextColumn("elapsed,"),
             TimeRemainingColumn(),
             TextColumn("left"),
             console=console,
@@ -54,25 +53,25 @@ class EpochDisplay:
         self._live = Live(get_renderable=self._draw, console=console, transient=True, refresh_per_second=2)
 
     def steps(self, batches: Iterable[T]) -> Iterable[T]:
-        """The batches of the next epoch, each counted when it is done."""
+        """Return the batches of the next epoch; the bar advances after each one."""
         return _Counted(batches, self._advance)
 
     def say(self, what: str) -> None:
-        """What is being done beside training, e.g. evaluation."""
+        """Show the current activity, e.g. evaluation."""
         self._progress.update(self._task, description=f"epoch {len(self._rows)}/{self._epochs}, {what}")
 
-    def show(self, row: Row) -> None:
-        """One epoch has passed."""
+    def show(self, row: EpochRow) -> None:
+        """Add a finished epoch to the table, the plain lines or the log."""
         self._rows.append(row)
         line = f"epoch {row['epoch']}/{self._epochs}  {self._left()}  {_figures(row)}"
-        every = max(1, self._epochs // _LINES_OFF_TERMINAL)
+        every = max(1, self._epochs // _PLAIN_LINES)
         if not self._console.is_terminal and (row["epoch"] % every == 0 or row["epoch"] == self._epochs):
             self._console.print(line, soft_wrap=True, highlight=False)
         else:
             self._log.write(line)
 
     def __enter__(self) -> EpochDisplay:
-        """Begin to draw."""
+        """Start drawing."""
         self.say("starting")
         if self._console.is_terminal:
             self._live.start()
@@ -112,9 +111,9 @@ class _Counted(Iterable[T]):
             self._advance(number)
 
 
-def figures_table(rows: Sequence[Row], *, width: int) -> Table:
-    """One line for each figure, one column for each of the latest epochs that were looked at, and for the newest."""
-    columns = max(1, min(_MOST_COLUMNS, (width - _NAME_WIDTH) // _CELL_WIDTH))
+def figures_table(rows: Sequence[EpochRow], *, width: int) -> Table:
+    """Return a table with a line for each figure, and a column for each of the last evaluated epochs and the newest."""
+    columns = max(1, min(_MAX_EPOCH_COLUMNS, (width - _NAME_WIDTH) // _CELL_WIDTH))
     chosen = [row for row in rows[:-1] if BALANCE in row][-(columns - 1) :] if columns > 1 else []
     chosen += rows[-1:]
     shown = [grouped(row) for row in chosen]
@@ -132,7 +131,7 @@ def figures_table(rows: Sequence[Row], *, width: int) -> Table:
 
 
 def duration(seconds: float) -> str:
-    """A time that people can use: `40 s`, `12 min`, `3 h 20 min`, `2 days 4 h`."""
+    """Return a rounded duration: `40 s`, `12 min`, `3 h 20 min`, `2 days 4 h`."""
     if seconds < 90:
         return f"{seconds:.0f} s"
     minutes = round(seconds / 60)
@@ -144,7 +143,7 @@ def duration(seconds: float) -> str:
     return f"{hours // 24} days {hours % 24} h"
 
 
-def _figures(row: Row) -> str:
+def _figures(row: EpochRow) -> str:
     return "  ".join(f"{name} {value:.3f}" for group in grouped(row).values() for name, value in group.items())
 
 
@@ -153,13 +152,13 @@ def _cell(value: float | None) -> str:
 
 
 class RunLog(RenderHook):
-    """While it is open, what the console prints goes to the file as well; without a path, nowhere."""
+    """Log of a run: while open, it copies everything that the console prints to a file; without a path, to none."""
 
     def __init__(self, path: Path | None, console: Console) -> None:
         self._path, self._console = path, console
 
     def write(self, text: str) -> None:
-        """Add to the file alone, e.g. what a terminal shows in a live table."""
+        """Write to the file only, e.g. figures that a terminal shows in a live table."""
         if self._path is None:
             return
         with self._path.open("a", encoding="utf-8") as stream:
@@ -167,7 +166,7 @@ class RunLog(RenderHook):
                 stream.write(f"{datetime.now():%Y-%m-%d %H:%M:%S}  {line}\n")
 
     def process_renderables(self, renderables: list[ConsoleRenderable]) -> list[ConsoleRenderable]:
-        """Called by the console with all that it is about to print; live displays print only control codes here."""
+        """Log renderables that the console is about to print. Live displays pass only control codes."""
         words = [item for item in renderables if not isinstance(item, Control)]
         if words:
             plain = Console(file=io.StringIO(), width=1000, color_system=None)
@@ -176,14 +175,14 @@ class RunLog(RenderHook):
         return renderables
 
     def __enter__(self) -> RunLog:
-        """Begin to listen."""
+        """Start copying the console."""
         self._console.push_render_hook(self)
         return self
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, _trace: TracebackType | None
     ) -> None:
-        """Stop listening; what ended the run is its last line."""
+        """Stop copying; the last line is the error that ended the run, if any."""
         self._console.pop_render_hook()
         if kind is not None:
             self.write(f"ended by {kind.__name__}: {error}" if str(error) else f"ended by {kind.__name__}")
@@ -192,13 +191,13 @@ class RunLog(RenderHook):
 
 
 @contextmanager
-def tensorboard(folder: Path, *, epochs_done: int) -> Iterator[Callable[[Mapping[str, Any]], None]]:
-    """Yield a writer of an epoch's row. Epochs after `epochs_done` that an interrupted run left are dropped."""
+def tensorboard(folder: Path, *, epochs_done: int) -> Iterator[Callable[[EpochRow], None]]:
+    """Yield a writer of epochs. Epochs after `epochs_done`, left by an interrupted run, are dropped."""
     from torch.utils.tensorboard import SummaryWriter  # an optional extra
 
     writer = SummaryWriter(folder, purge_step=epochs_done + 1)
 
-    def write(row: Mapping[str, Any]) -> None:
+    def write(row: EpochRow) -> None:
         for group, figures in grouped(row).items():
             for name, value in figures.items():
                 writer.add_scalar(f"{group}/{name}", value, row["epoch"])

@@ -1,4 +1,4 @@
-"""report.html: a whole run on one page that needs no network, no script and no other file."""
+"""Report page of a run, report.html: one file that needs no network and no script."""
 
 from __future__ import annotations
 
@@ -30,7 +30,8 @@ from ncd_training.summary.figures import (
     PAIRS,
     QUALITY,
     TERMS,
-    WORST,
+    WORST_CLASSES,
+    EpochRow,
     ScoreRow,
     curves,
     initial_weights,
@@ -45,23 +46,23 @@ if TYPE_CHECKING:
     from ncd_training.base.run_dir import RunDir
     from ncd_training.data.prepare import Setup
 
-Rows = Sequence[Mapping[str, Any]]
 _MEANINGS = {
-    UNLABELLED_TRAIN: "transductive: the very images that were clustered, seen in training without labels",
-    NOVEL_TEST: "held out: images that training never saw, of the kind that was clustered",
-    KNOWN_TEST: "held out: images that training never saw, of the known classes",
-    "all-test": "held out: both of these together",
+    UNLABELLED_TRAIN: "transductive: the clustered images themselves, seen in training without labels",
+    NOVEL_TEST: "held out: images of the novel classes that training never saw",
+    KNOWN_TEST: "held out: images of the known classes that training never saw",
+    "all-test": "held out: novel-test and known-test together",
 }
-_SAID = {"dataset", "root", "labelled", "unlabelled", "manifest", "novel_classes", "weights"}  # in the plan's words
+# Settings that the plan shows in words.
+_PLAN_SETTINGS = {"dataset", "root", "labelled", "unlabelled", "manifest", "novel_classes", "weights"}
 _SNAPSHOT = re.compile(r"tsne-(?:init|epoch-(\d+))\.png")
 _LOG_LINE = re.compile(r"^(\d{4}-\d\d-\d\d \d\d:\d\d:\d\d)  ((?:epoch (\d+)/)?.*)", re.MULTILINE)
-_RESUMED, _ENDED = "resuming ", "ended by "  # first words of a session of a run that goes on, and last ones of any
+_RESUMED, _ENDED = "resuming ", "ended by "  # begin the first line of a resumed session, and the last one of any
 _FILES = ("config.toml", "summary.json", "metrics.jsonl", "environment.json", "log.txt", "skipped.txt", "estimate.json")
-_MOST_LINES = 1000  # of image files that were left out: a page has to stay one that can be opened
+_MAX_FILE_LINES = 1000  # skipped images that the page lists: a browser must be able to open it
 
 
 class Tile(NamedTuple):
-    """A figure that is seen first."""
+    """Headline figure at the top of the page."""
 
     value: str
     label: str
@@ -69,15 +70,15 @@ class Tile(NamedTuple):
 
 
 class Setting(NamedTuple):
-    """A setting that is not what it would be by default; both as `config show` writes them."""
+    """Setting that differs from its default; both values as `config show` writes them."""
 
     key: str
     value: str
     default: str
 
 
-class Picture(NamedTuple):
-    """An image in the page."""
+class EmbeddedImage(NamedTuple):
+    """Image in the page, as a data URL."""
 
     caption: str
     file: str
@@ -85,14 +86,14 @@ class Picture(NamedTuple):
 
 
 class LogLine(NamedTuple):
-    """A line of log.txt."""
+    """Line of log.txt."""
 
     when: datetime
-    epoch: int  # that has ended; 0 in lines about something else
+    epoch: int  # the finished epoch; 0 in other lines
 
 
 class Charts(NamedTuple):
-    """Figures over the epochs; None where there are none."""
+    """Charts of figures over the epochs; None for those without figures."""
 
     scores: Chart | None
     balance: Chart | None
@@ -101,14 +102,14 @@ class Charts(NamedTuple):
 
 
 def write_report(setup: Setup, run: RunDir, *, epoch: int, scored: bool) -> None:
-    """Write the page of a run after so many epochs; `scored`: the scores in its summary are of that state."""
+    """Write the page of a run after `epoch` epochs; `scored`: the scores in its summary are of that state."""
     write_text(run.report, render_report(setup, run, epoch=epoch, scored=scored))
 
 
 def render_report(setup: Setup, run: RunDir, *, epoch: int, scored: bool) -> str:
-    """The page; what is not known yet, or never will be, is said to be missing."""
+    """Return the page as HTML. Figures that are not known are stated to be missing."""
     rows, summary = run.read_metrics()[:epoch], run.read_summary()
-    if not scored:  # they may be there, of an earlier state
+    if not scored:  # scores in the summary may belong to an earlier state
         summary = summary.model_copy(update={"scores": {}, "pseudo_labels": {}})
     reference = Reference.read(run.reference) if scored and run.reference.exists() else None
     sizes = reference.counts.tolist() if reference else []
@@ -146,8 +147,8 @@ def render_report(setup: Setup, run: RunDir, *, epoch: int, scored: bool) -> str
     )
 
 
-def tiles(summary: Summary, rows: Rows, reference: Reference | None) -> list[Tile]:
-    """The figures to begin with, as far as they are known."""
+def tiles(summary: Summary, rows: Sequence[EpochRow], reference: Reference | None) -> list[Tile]:
+    """Return the headline figures that are known."""
     scores, last = summary.scores, next((row for row in reversed(rows) if BALANCE in row), {})
     found, when = [], f"after epoch {last.get('epoch')}"
     if UNLABELLED_TRAIN in scores:
@@ -172,49 +173,50 @@ def tiles(summary: Summary, rows: Rows, reference: Reference | None) -> list[Til
 
 
 def balance(sizes: Sequence[int]) -> float:
-    """Cluster balance from sizes."""
+    """Return the cluster balance of clusters of these sizes."""
     return cluster_balance(np.repeat(np.arange(len(sizes)), sizes), len(sizes))
 
 
 def changed_settings(config: TrainConfig) -> list[Setting]:
-    """Settings that differ from the defaults, without those that the plan says in words."""
+    """Return the settings that differ from the defaults, without those that the plan shows in words."""
     own = method_named(config.method.name).Settings().model_dump()
     defaults = TrainConfig(method=MethodConfig(**own)).model_dump(mode="json")
     return [
-        Setting(f"{section}.{key}", _shown(value), _shown(defaults[section][key]))
+        Setting(f"{section}.{key}", _as_text(value), _as_text(defaults[section][key]))
         for section, values in config.model_dump(mode="json").items()
         for key, value in values.items()
-        if key not in _SAID and value != defaults[section][key]
+        if key not in _PLAN_SETTINGS and value != defaults[section][key]
     ]
 
 
 def scores_by_split(summary: Summary) -> dict[str, list[ScoreRow]]:
-    """Baselines and scores, those of a split together."""
+    """Return baselines and scores, grouped by split."""
     found: dict[str, list[ScoreRow]] = {}
     for row in score_rows(summary):
         found.setdefault(row.split, []).append(row)
     return found
 
 
-def charts(rows: Rows, baselines: Mapping[str, Score]) -> Charts:
-    """All that there is to draw so far."""
+def charts(rows: Sequence[EpochRow], baselines: Mapping[str, Score]) -> Charts:
+    """Return the charts of all figures so far."""
     quality, pairs = curves(rows, QUALITY), curves(rows, PAIRS)
-    even = quality.pop("balance", None)
+    scores = [curve for curve in quality if curve.name != "balance"]
+    even = [curve._replace(colour=0) for curve in quality if curve.name == "balance"]
     levels = {name: score.acc for name, score in baselines.items()}
     return Charts(
-        scores=chart(quality, top=1.0, levels=levels) if quality else None,
-        balance=chart({"balance": even}, top=1.0) if even else None,
+        scores=chart(scores, top=1.0, levels=levels) if scores else None,
+        balance=chart(even, top=1.0) if even else None,
         pairs=chart(pairs, top=1.0) if pairs else None,
-        terms={name: chart({name: points}) for name, points in curves(rows, TERMS).items()},
+        terms={curve.name: chart([curve._replace(colour=0)]) for curve in curves(rows, TERMS)},
     )
 
 
-def pictures(folder: Path) -> list[Picture]:
-    """t-SNE of the embeddings, the earliest first."""
+def pictures(folder: Path) -> list[EmbeddedImage]:
+    """Return the t-SNE pictures of the embeddings, the earliest first."""
     names = {file.name: _SNAPSHOT.fullmatch(file.name) for file in folder.glob("tsne-*")}
     found = {int(match[1] or 0): folder / name for name, match in names.items() if match}
     return [
-        Picture(
+        EmbeddedImage(
             f"after epoch {epoch}" if epoch else "before discovery",
             found[epoch].name,
             "data:image/png;base64," + b64encode(found[epoch].read_bytes()).decode(),
@@ -224,14 +226,14 @@ def pictures(folder: Path) -> list[Picture]:
 
 
 def command_line(words: Sequence[str]) -> str:
-    """What was typed, quoted for a shell."""
+    """Return the command of the run, quoted for a shell."""
     if words and Path(words[0]).name == "__main__.py":
         words = ["python", "-m", Path(words[0]).parent.name, *words[1:]]
     return shlex.join(words)
 
 
 def times(log: str) -> dict[str, str]:
-    """From the log: start of the run, end of its last epoch, training time without pauses, median time of an epoch."""
+    """Return start, end of the last epoch, training time without pauses and median time of an epoch, from the log."""
     sessions = _sessions(log)
     if not sessions:
         return {}
@@ -249,7 +251,7 @@ def times(log: str) -> dict[str, str]:
 
 
 def _sessions(log: str) -> list[list[LogLine]]:
-    """Lines of the log, those of one process together: a resumed run has several, with pauses between them."""
+    """Return the lines of the log by session: a resumed run has several sessions, with pauses between them."""
     sessions: list[list[LogLine]] = []
     ended = True
     for when, text, epoch in _LOG_LINE.findall(log):
@@ -260,7 +262,7 @@ def _sessions(log: str) -> list[list[LogLine]]:
     return sessions
 
 
-def _shown(value: Any) -> str:
+def _as_text(value: Any) -> str:
     return "not set" if value is None else json.dumps(value, ensure_ascii=False)
 
 
@@ -278,9 +280,9 @@ def _template() -> Any:
     )
     environment.globals |= {
         "meanings": _MEANINGS,
-        "most_lines": _MOST_LINES,
+        "most_lines": _MAX_FILE_LINES,
         "pair_columns": PAIR_COLUMNS,
         "quote": shlex.quote,
-        "worst": WORST,
+        "worst": WORST_CLASSES,
     }
     return environment.get_template("report.html.jinja")

@@ -7,7 +7,6 @@ import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 from matplotlib import colormaps
@@ -18,29 +17,28 @@ from numpy.typing import NDArray
 
 from ncd_serve.files import atomic_path
 from ncd_serve.gallery.projection import tsne
-from ncd_training.summary.figures import PAIRS, QUALITY, TERMS, curves
+from ncd_training.summary.figures import MAX_MARKED_POINTS, PAIRS, QUALITY, TERMS, Curve, EpochRow, curves
 
 _MARKERS = "os^DvP"
-# The dark colours first, then the pale ones; no grey, which the known classes have.
+# Dark colours first, then pale ones; no grey, the colour of the known classes.
 COLOURS = [colormaps["tab20"](number) for shade in (0, 1) for number in range(shade, 20, 2) if number // 2 != 7]
-_MOST_IN_LEGEND = 24
-_REDRAW_AFTER = 60.0  # s
-_STYLES = {"precision": "-", "recall": "--"}
+_MAX_LEGEND_ENTRIES = 24
+_REDRAW_SECONDS = 60.0
 
 
 @dataclass(frozen=True)
 class Points:
-    """Embeddings to draw: unlabelled images with a group each, and known-class ones as the background."""
+    """Embeddings of a t-SNE picture: unlabelled images with a group each, and known-class images as the background."""
 
     unlabelled: NDArray[np.float32]
     groups: NDArray[np.int64]
-    names: Sequence[str]  # of the groups, by number; where there is none, the number is the name
+    names: Sequence[str]  # of the groups, by number; a group without a name is shown by its number
     known: NDArray[np.float32]
 
 
 @dataclass(frozen=True)
 class Bar:
-    """A row of a comparison, in percent; what is not known is None."""
+    """Row of a comparison, in percent; unknown figures are None."""
 
     label: str
     mean: float | None
@@ -49,20 +47,20 @@ class Bar:
 
 
 class CurvePlots:
-    """The curves of a run that goes on, redrawn now and then: drawing takes a second."""
+    """Curves of a run that is training, redrawn at most once a minute: drawing takes a second."""
 
     def __init__(self, folder: Path) -> None:
         self._folder, self._drawn = folder, time.monotonic()
 
-    def follow(self, rows: Sequence[Mapping[str, Any]]) -> None:
-        """Draw all epochs so far, if the last drawing is old enough."""
-        if time.monotonic() - self._drawn > _REDRAW_AFTER:
+    def follow(self, rows: Sequence[EpochRow]) -> None:
+        """Draw all epochs so far, unless they were drawn less than a minute ago."""
+        if time.monotonic() - self._drawn > _REDRAW_SECONDS:
             draw_curves(rows, self._folder)
             self._drawn = time.monotonic()
 
 
-def draw_curves(rows: Sequence[Mapping[str, Any]], folder: Path) -> None:
-    """terms.png; quality.png and pseudo-labels.png, each where there is something to draw."""
+def draw_curves(rows: Sequence[EpochRow], folder: Path) -> None:
+    """Write terms.png, quality.png and pseudo-labels.png, except those without figures."""
     for group, name in ((TERMS, "terms"), (QUALITY, "quality"), (PAIRS, "pseudo-labels")):
         if found := curves(rows, group):
             title = f"{PAIRS}, {QUALITY}" if group == PAIRS else group
@@ -71,14 +69,16 @@ def draw_curves(rows: Sequence[Mapping[str, Any]], folder: Path) -> None:
             save_figure(figure, folder / f"{name}.png")
 
 
-def draw_group(title: str, found: Mapping[str, list[tuple[int, float]]], axes: Axes) -> None:
-    """Draw figures over the epochs; precision and recall of a branch share a colour."""
-    colours: dict[str, str] = {}  # the figures of one branch share a colour
-    for name, points in found.items():
-        branch, _, kind = name.rpartition(" ")
-        colour = colours.setdefault(branch or name, f"C{len(colours)}")
-        marker = "." if len(points) <= 30 else None
-        axes.plot(*zip(*points, strict=True), label=name, color=colour, linestyle=_STYLES.get(kind, "-"), marker=marker)
+def draw_group(title: str, found: Sequence[Curve], axes: Axes) -> None:
+    """Draw the curves of a group of figures."""
+    for curve in found:
+        axes.plot(
+            *zip(*curve.points, strict=True),
+            label=curve.name,
+            color=f"C{curve.colour}",
+            linestyle="--" if curve.dashed else "-",
+            marker="." if len(curve.points) <= MAX_MARKED_POINTS else None,
+        )
     axes.set(title=title, xlabel="epoch")
     if title == TERMS:
         # Terms differ by orders of magnitude, and a ramp-up starts at 0.
@@ -93,7 +93,7 @@ def draw_group(title: str, found: Mapping[str, list[tuple[int, float]]], axes: A
 
 
 def draw_tsne(points: Points, *, title: str, seed: int, target: Path) -> None:
-    """Unlabelled images in their groups' colours, known-class images in grey behind them."""
+    """Draw unlabelled images in the colours of their groups, known-class images in grey behind them."""
     places = tsne(np.concatenate([points.unlabelled, points.known]), seed=seed)
     novel, known = places[: len(points.unlabelled)], places[len(points.unlabelled) :]
     figure = Figure(figsize=(8, 6.4), layout="constrained")
@@ -107,13 +107,13 @@ def draw_tsne(points: Points, *, title: str, seed: int, target: Path) -> None:
     axes.set(title=title, xticks=[], yticks=[])
     axes.set_aspect("equal")
     axes.spines[:].set_color("0.8")
-    if len(np.unique(points.groups)) <= _MOST_IN_LEGEND:
+    if len(np.unique(points.groups)) <= _MAX_LEGEND_ENTRIES:
         axes.legend(loc="center left", bbox_to_anchor=(1, 0.5), frameon=False, fontsize="small", markerscale=1.5)
     save_figure(figure, target)
 
 
 def draw_bars(columns: Mapping[str, Sequence[Bar]], *, title: str, target: Path) -> None:
-    """ACC of every row, with its deviation over seeds; a published figure is a mark beside the bar."""
+    """Draw ACC of every row as a bar with its deviation over seeds, and the published figure as a mark."""
     rows = max(len(bars) for bars in columns.values())
     size = (7 * len(columns), 1.4 + 0.4 * rows)
     figure = Figure(figsize=size, layout="constrained")
@@ -142,13 +142,13 @@ def draw_bars(columns: Mapping[str, Sequence[Bar]], *, title: str, target: Path)
 
 
 def save_figure(figure: Figure, target: Path) -> None:
-    """Write a PNG file, whole or not at all."""
+    """Write a PNG file atomically."""
     with atomic_path(target) as temporary:
         figure.savefig(temporary, format="png", dpi=120, bbox_inches="tight")
 
 
 class Picture:
-    """A figure that a notebook shows inline, whatever its backend."""
+    """Figure that a notebook shows inline, with any matplotlib backend."""
 
     def __init__(self, figure: Figure) -> None:
         self.figure = figure

@@ -11,17 +11,17 @@ import numpy as np
 from matplotlib.figure import Figure
 
 from ncd_serve.fit import FITS
-from ncd_serve.gallery.clusters import describe
+from ncd_serve.gallery.clusters import describe_clusters
 from ncd_serve.gallery.projection import MapKind, choose_kind, places
 from ncd_serve.gallery.read import read_run
-from ncd_training.summary.figures import PAIRS, QUALITY, TERMS, curves
+from ncd_training.summary.figures import PAIRS, QUALITY, TERMS, EpochRow, curves
 from ncd_training.summary.plots import COLOURS, Picture, draw_group
 
-Row = Mapping[str, Any]
+_MAX_LEGEND_ENTRIES = 12
 
 
-class Table(list[dict[str, Any]]):
-    """Rows of a table where there is no pandas; a notebook shows it as one."""
+class RowList(list[dict[str, Any]]):
+    """Rows of a table without pandas; a notebook shows them as an HTML table."""
 
     def _repr_html_(self) -> str:
         names = list(dict.fromkeys(name for row in self for name in row))
@@ -30,19 +30,19 @@ class Table(list[dict[str, Any]]):
         return f"<table><tr>{head}</tr>{''.join(f'<tr>{cells}</tr>' for cells in rows)}</table>"
 
 
-def as_table(rows: Sequence[Row]) -> Any:
-    """Return rows as a pandas DataFrame, or as a `Table` where pandas is not installed."""
+def as_table(rows: Sequence[Mapping[str, Any]]) -> Any:
+    """Return rows as a pandas DataFrame, or as a `RowList` where pandas is not installed."""
     try:
         from pandas import DataFrame
     except ModuleNotFoundError:
-        return Table(dict(row) for row in rows)
+        return RowList(dict(row) for row in rows)
     return DataFrame(list(rows))
 
 
 def clusters_table(run: Path) -> Any:
     """Return the clusters of a finished run, the largest first."""
     shown = read_run(run)
-    clusters, _ = describe(shown)
+    clusters, _ = describe_clusters(shown)
     names = shown.naming.labels
     return as_table(
         [
@@ -79,8 +79,8 @@ def assignments_table(run: Path) -> Any:
     )
 
 
-def plot_run(run: Path, metrics: Sequence[Row]) -> Picture:
-    """Draw the curves over the epochs and, of a finished run, a map of the clusters."""
+def plot_run(run: Path, metrics: Sequence[EpochRow]) -> Picture:
+    """Draw the curves over the epochs and, for a finished run, a map of the clusters."""
     groups = {group: found for group in (TERMS, QUALITY, PAIRS) if (found := curves(metrics, group))}
     finished = (run / "reference.npz").is_file()
     panels = len(groups) + finished
@@ -103,5 +103,5 @@ def _draw_map(run: Path, axes: Any) -> None:
         name = shown.naming.labels[cluster]
         axes.scatter(here[:, 0], here[:, 1], s=12, linewidths=0, color=COLOURS[order % len(COLOURS)], label=name)
     axes.set(title=f"clusters ({'t-SNE' if kind is MapKind.TSNE else 'PCA'})", xticks=[], yticks=[], aspect="equal")
-    if len(np.unique(shown.cluster_ids)) <= 12:
+    if len(np.unique(shown.cluster_ids)) <= _MAX_LEGEND_ENTRIES:
         axes.legend(fontsize="small", loc="center left", bbox_to_anchor=(1, 0.5), frameon=False)
