@@ -76,7 +76,7 @@ def serve(
 
 
 class Server:
-    """A Triton server that answers, with a client for one of its models. Use it as a context, or call `stop`."""
+    """Running Triton server with a client for one of its models, as `serve` returns it; `with` stops it at its end."""
 
     def __init__(self, triton: TritonServer, model: str) -> None:
         self._triton, self.model = triton, model
