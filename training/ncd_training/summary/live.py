@@ -170,7 +170,8 @@ class RunLog(RenderHook):
         """Called by the console with all that it is about to print; live displays print only control codes here."""
         words = [item for item in renderables if not isinstance(item, Control)]
         if words:
-            plain = Console(file=io.StringIO(), width=1000, color_system=None)
+            # In a notebook, rich would show the lines there a second time and write nothing to the file.
+            plain = Console(file=io.StringIO(), width=1000, color_system=None, force_jupyter=False)
             plain.print(*words)
             self.write(plain.file.getvalue())  # type: ignore[attr-defined]
         return renderables
