@@ -1,4 +1,4 @@
-"""What MkDocs fills in when it builds the site: commands, Python names, code and formulas. Nothing is copied by hand.
+"""Parts of the site that MkDocs fills in when it builds it: commands, Python names, code and formulas.
 
 A line `::: commands`, `::: python` or `::: exit codes` in a page becomes that part of the reference. A line
 `::: FILE NAME` becomes the source of a function, class or constant, and fails the build when there is none.
@@ -9,12 +9,15 @@ from __future__ import annotations
 import ast
 import inspect
 import re
+import textwrap
 from collections.abc import Iterator
 from enum import Enum
+from functools import cache, cached_property
 from pathlib import Path
 from typing import Any, get_args, get_type_hints
 
 import latex2mathml.converter
+import ncd_training
 import typer
 from mkdocs.exceptions import PluginError
 from mkdocs.structure.files import File, Files
@@ -24,10 +27,13 @@ from typer.models import ArgumentInfo
 import ncd_serve
 from ncd_serve import errors
 from ncd_serve.cli.app import app
+from ncd_serve.triton.serve import Server
 
 ROOT = Path(__file__).parents[1]
 DIRECTIVE = re.compile(r"^::: (.+)$", re.MULTILINE)
 DISPLAYED = re.compile(r"^\$\$ (.+) \$\$$", re.MULTILINE)
+ALIASES = ("ncd_serve/options.py", "training/ncd_training/api.py")  # where types of options have names
+MEMBERS = (classmethod, property, cached_property)
 INLINE = re.compile(r"\\\((.+?)\\\)")
 
 
@@ -158,33 +164,76 @@ def _parameters(function: Any) -> Iterator[_Parameter]:
 
 
 def _python() -> Iterator[str]:
-    """The public names, with their signatures and docstrings."""
-    for name in ncd_serve.__all__:
-        if not name.startswith("__"):
-            yield from _described(name, getattr(ncd_serve, name), level=2)
+    """The public names of both packages, `discover` first, with their signatures and docstrings."""
+    for package, more in ((ncd_training, []), (ncd_serve, [Server])):
+        yield f"\n## {package.__name__}\n\n{_docstring(package)}\n"
+        names = sorted(package.__all__, key=lambda name: name != "discover")
+        public = [getattr(package, name) for name in names if not name.startswith("__")]
+        for thing in (*public, *more):
+            yield from _described(thing.__name__, thing, level=3)
 
 
 def _described(name: str, thing: Any, *, level: int) -> Iterator[str]:
     yield f"\n{'#' * level} {name}\n"
-    if callable(thing):
+    if callable(thing) and thing not in (ncd_training.Run, Server):  # which users get from functions
         yield f"```python\n{name}{_signature(thing)}\n```\n"
     yield _docstring(thing)
     for member, value in vars(thing).items() if inspect.isclass(thing) else ():
-        if not member.startswith("_") and (inspect.isroutine(value) or isinstance(value, (classmethod, property))):
+        if not member.startswith("_") and (inspect.isroutine(value) or isinstance(value, MEMBERS)):
             yield from _described(f"{name}.{member}", getattr(thing, member), level=level + 1)
 
 
 def _signature(thing: Any) -> str:
-    signature = str(inspect.signature(thing)).replace("(self, ", "(").replace("(self)", "()").replace("'", "")
-    signature = signature.removesuffix(" -> None")
-    return signature if len(signature) < 90 else signature.replace(", ", ",\n    ").replace("(", "(\n    ", 1)
+    """Parameters and result as they are called, one a line where they do not fit into one line."""
+    signature = inspect.signature(thing)
+    parts = [_parameter(one) for name, one in signature.parameters.items() if name != "self"]
+    first_named = next((n for n, one in enumerate(signature.parameters.values()) if one.kind is one.KEYWORD_ONLY), None)
+    if first_named is not None:
+        parts.insert(first_named - ("self" in signature.parameters), "*")
+    result = _annotation(signature.return_annotation)
+    arrow = f" -> {result}" if result not in ("", "None") else ""
+    line = f"({', '.join(parts)}){arrow}"
+    return line if len(line) < 90 else "(\n" + "".join(f"    {part},\n" for part in parts) + f"){arrow}"
+
+
+def _parameter(one: inspect.Parameter) -> str:
+    stars = {one.VAR_POSITIONAL: "*", one.VAR_KEYWORD: "**"}.get(one.kind, "")
+    hint = _annotation(one.annotation)
+    text = f"{stars}{one.name}" + (f": {hint}" if hint else "")
+    if one.default is one.empty:
+        return text
+    default = repr(one.default.value if isinstance(one.default, Enum) else one.default)
+    return f"{text} = {'...' if default.startswith('<') else default}"
+
+
+def _annotation(annotation: Any) -> str:
+    """A type as it is written in the source, with the names of options replaced by the types that they stand for."""
+    if annotation is inspect.Parameter.empty:
+        return ""
+    annotation = getattr(annotation, "__forward_arg__", annotation)
+    text = annotation if isinstance(annotation, str) else inspect.formatannotation(annotation)
+    return re.sub(r"\b[A-Z]\w+\b", lambda found: _annotation(_aliases().get(found[0], "")) or found[0], text)
+
+
+@cache
+def _aliases() -> dict[str, str]:
+    """Types that have a name of their own in options.py and api.py, e.g. `AnyPath`."""
+    trees = [ast.parse((ROOT / file).read_text()) for file in ALIASES]
+    assigned = [node for tree in trees for node in ast.walk(tree) if isinstance(node, ast.Assign)]
+    named = {name: node.value for node in reversed(assigned) for name in _names(node) if name[:1].isupper()}
+    return {name: ast.unparse(_without_help(value)) for name, value in named.items()}
+
+
+def _without_help(node: ast.expr) -> ast.expr:
+    is_option = isinstance(node, ast.Subscript) and ast.unparse(node.value) == "Annotated"
+    return node.slice.elts[0] if is_option else node
 
 
 def _docstring(thing: Any) -> str:
-    """Paragraphs as they are; an indented example becomes code."""
+    """Paragraphs as they are; an indented example becomes code and keeps the indentation of its lines."""
     blocks = (inspect.getdoc(thing) or "").split("\n\n")
     return "\n\n".join(
-        f"```python\n{inspect.cleandoc(block)}\n```" if block.startswith("    ") else block for block in blocks
+        f"```python\n{textwrap.dedent(block)}\n```" if block.startswith("    ") else block for block in blocks
     )
 
 

@@ -118,8 +118,10 @@ def _missing(device: Device) -> MissingExtraError:
 class OnnxRunner:
     """A bundle's model in this process.
 
-    runner = OnnxRunner("run/bundle")
-    rows = list(assign_images(["a.png", "b.png"], runner))
+        runner = OnnxRunner("run/bundle")
+        rows = list(assign_images(["a.png", "b.png"], runner))
+
+    `device` is `cpu`, `cuda`, `tensorrt` or `auto`; 0 `threads` is one for each core.
     """
 
     max_batch = 64

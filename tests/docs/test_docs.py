@@ -10,6 +10,7 @@ import subprocess
 import sys
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from html import unescape
 from pathlib import Path
 from typing import Any
 
@@ -89,7 +90,16 @@ def test_directives_are_filled_in(site: Path) -> None:
     assert method.count('class="codehilite"') >= 30 and method.count("<math") > 40
     assert r"\(" not in method
     python = (site / "reference" / "python.html").read_text()
-    assert all(name in python for name in ("Client.assign", "AsyncClient.connect", "Bundle.read"))
+    names = ("discover", "Run.clusters", "Run.export", "Client.assign", "AsyncClient.connect", "Server.client")
+    assert all(f' id="{name.lower().replace(".", "")}"' in python for name in names)
+    assert python.index(' id="ncd_training"') < python.index(' id="ncd_serve"')
+
+
+def test_the_python_reference_shows_examples_and_signatures_as_they_are_typed(site: Path) -> None:
+    text = unescape(re.sub("<[^>]+>", "", (site / "reference" / "python.html").read_text()))
+    assert '\n    for row in client.assign(["photos/", "more.zip"]):\n        print(row.path' in text
+    assert "\n    repository: str | Path = 'model_repository',\n" in text
+    assert "labelled: str | Path | None = None," in text and "AnyPath" not in text
 
 
 def test_a_name_that_is_gone_fails_the_build(tmp_path: Path) -> None:

@@ -75,13 +75,14 @@ def discover(
     out: AnyPath | None = None,
     progress: ProgressOn = True,
 ) -> Run:
-    """Train on labelled images of known classes and unlabelled ones, and find the classes of the unlabelled ones.
+    """Train on labelled images of known classes and a pile of unlabelled images, and find the classes of the pile.
 
         run = discover(labelled="known/", unlabelled="pile/", novel_classes=12, out="runs/leaves")
         run.clusters
 
-    The options are those of `ncd-serve train`; `settings` is its `--set`, e.g. `{"optim.epochs": 10}`. Mistakes raise
-    NcdError with a hint. An interrupted call leaves a run directory: `open_run("runs/leaves").resume()`.
+    Options have the names, defaults and checks of `ncd-serve train`; `settings` is its `--set`, e.g.
+    `{"optim.epochs": 10}`. Mistakes raise NcdError with a hint. An interrupted call leaves a run directory:
+    `open_run("runs/leaves").resume()` continues it.
     """
     resolved = _resolved(discover, locals(), method)
     shown, launch = _shown(progress), Launch.read()
@@ -94,7 +95,10 @@ def discover(
 
 
 def dry_run(*, progress: ProgressOn = True, **options: Any) -> None:
-    """Check everything that `discover` would, try two steps, and say what the run would cost; writes nothing."""
+    """Check images and settings, train two steps, and print the plan: memory, time, size. Writes nothing.
+
+    The options are those of `discover`.
+    """
     from ncd_training.run import train as training
 
     bound = inspect.signature(discover).bind(**options)
@@ -107,12 +111,12 @@ def dry_run(*, progress: ProgressOn = True, **options: Any) -> None:
 
 
 def open_run(path: AnyPath, *, progress: ProgressOn = True) -> Run:
-    """Open a run directory that `discover` or `ncd-serve train` made, finished or not."""
+    """Open a run directory of `discover` or `ncd-serve train`, finished or not."""
     return Run(RunDir.open(Path(path)), _shown(progress))
 
 
 class Run:
-    """A run directory: its clusters, figures, and what can be done with it."""
+    """Run directory with its clusters, scores and figures, as `discover` and `open_run` return it."""
 
     def __init__(self, directory: RunDir, progress: Progress) -> None:
         self._directory, self._progress = directory, progress
@@ -123,22 +127,22 @@ class Run:
 
     @property
     def path(self) -> Path:
-        """The run directory."""
+        """Path of the run directory."""
         return self._directory.path
 
     @property
     def config(self) -> TrainConfig:
-        """Settings of the run, resolved."""
+        """All settings of the run, defaults included."""
         return self._directory.config()
 
     @property
     def summary(self) -> Summary:
-        """Baselines and final scores."""
+        """Final scores and those of the baselines, as in summary.json."""
         return self._directory.read_summary()
 
     @property
     def headlines(self) -> list[str]:
-        """Lines with ACC beside the baselines; empty where no true classes are known."""
+        """Lines of text with ACC beside the baselines; empty where true classes are not known."""
         from ncd_training.summary.figures import headlines
 
         return headlines(self.summary)
@@ -147,7 +151,8 @@ class Run:
     def clusters(self) -> Any:
         """Table of the clusters, the largest first: id, name, size, confidence, fit, nearest known class.
 
-        A pandas DataFrame where pandas is installed. `fit` is the share of typical images.
+        `confidence` is the mean over the cluster's images, `fit` the share of typical ones. Tables are pandas
+        DataFrames where pandas is installed, otherwise lists of dictionaries.
         """
         from ncd_training.summary.tables import clusters_table
 
@@ -155,14 +160,14 @@ class Run:
 
     @property
     def assignments(self) -> Any:
-        """Table of the unlabelled images: path, cluster id and name, confidence, fit."""
+        """Table of the unlabelled images: path, cluster_id, cluster_name, confidence, fit."""
         from ncd_training.summary.tables import assignments_table
 
         return assignments_table(self.path)
 
     @property
     def metrics(self) -> Any:
-        """Table of the epochs: loss terms, cluster balance, scores where true classes are known."""
+        """Table of the epochs: loss terms, cluster balance, and scores where true classes are known."""
         from ncd_training.summary.tables import as_table
 
         return as_table(self._directory.read_metrics())
@@ -174,14 +179,14 @@ class Run:
         return plot_run(self.path, self._directory.read_metrics())
 
     def resume(self) -> Run:
-        """Continue an interrupted run to the same weights as without the stop."""
+        """Continue an interrupted run from its last epoch; on a CPU it ends in the same weights as without the stop."""
         launch = Launch.read()
         setup = reopen(self._directory, progress=self._progress)
         _check_tensorboard(setup.config)
         return _train(setup, self._directory, self._progress, launch)
 
     def evaluate(self) -> Summary:
-        """Score the newest state on every split that has true classes, and write the report."""
+        """Score the newest checkpoint on every split that has true classes, and write the report."""
         from ncd_training.run.state import load_state
         from ncd_training.run.train import evaluate
 
@@ -203,7 +208,10 @@ class Run:
         replace: bool = False,
         keep: int | None = None,
     ) -> Bundle:
-        """Export to a verified ONNX bundle and add it to a Triton model repository; options as `ncd-serve export`."""
+        """Export the model to a verified ONNX bundle and add it to a Triton model repository.
+
+        The options are those of `ncd-serve export`.
+        """
         from ncd_export.export import ExportOptions, export_run
         from ncd_export.triton_config import Hardware
 
@@ -227,7 +235,7 @@ class Run:
         return exported.bundle
 
     def gallery(self, out: AnyPath | None = None) -> Path:
-        """Write a page of all clusters that opens offline."""
+        """Write an HTML page with the images of all clusters, which opens offline, and return its path."""
         from ncd_serve.gallery.build import make_gallery
 
         return make_gallery(self.path, out, progress=self._progress).path
@@ -260,7 +268,7 @@ def pretrain(
     resume: AnyPath | None = None,
     progress: ProgressOn = True,
 ) -> Path:
-    """Pretrain a backbone on images without labels; returns a file of weights, which `discover(weights=...)` takes.
+    """Pretrain a backbone on images without labels and return the file of its weights, for `discover(weights=...)`.
 
     The options are those of `ncd-serve pretrain`. `resume` continues an interrupted run with its own settings.
     """
@@ -301,7 +309,10 @@ def estimate_classes(
     out: AnyPath | None = None,
     progress: ProgressOn = True,
 ) -> tuple[Estimate, Path]:
-    """Estimate how many novel classes the unlabelled images have; also returns the folder with the curve."""
+    """Estimate how many novel classes the unlabelled images have; return the estimate and the folder with its curve.
+
+    The options are those of `ncd-serve estimate-k`.
+    """
     from ncd_training.study.class_features import estimate
 
     given, shown = locals(), _shown(progress)
@@ -334,9 +345,10 @@ def compare(
     out: AnyPath | None = None,
     progress: ProgressOn = True,
 ) -> Comparison:
-    """Train a set of rows (methods or variants) side by side and put them in a table with the paper's figures.
+    """Train the methods or variants of a set on the same images and compare them in a table with the paper's figures.
 
-    Continues where an interrupted call stopped. The options are those of `ncd-serve compare`.
+    `rows_of` names the set, e.g. `baselines`; `rows` chooses some of it. The same call continues an interrupted
+    comparison. The options are those of `ncd-serve compare`.
     """
     from ncd_training.study.compare import Wishes
     from ncd_training.study.compare_rows import row_set
@@ -353,7 +365,7 @@ def compare(
 
 
 def _resolved(function: Callable[..., Any], values: Mapping[str, Any], method: str | None = None) -> TrainConfig:
-    """Return the settings that a call of a function of this module asks for."""
+    """Return the settings of a call of a function of this module."""
     file = Path(values["config"]) if values["config"] else None
     layers = layers_of_call(
         settings_of(function, values),

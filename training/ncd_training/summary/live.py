@@ -169,7 +169,8 @@ class RunLog(RenderHook):
         """Log renderables that the console is about to print. Live displays pass only control codes."""
         words = [item for item in renderables if not isinstance(item, Control)]
         if words:
-            plain = Console(file=io.StringIO(), width=1000, color_system=None)
+            # In a notebook, rich would show the lines there a second time and write nothing to the file.
+            plain = Console(file=io.StringIO(), width=1000, color_system=None, force_jupyter=False)
             plain.print(*words)
             self.write(plain.file.getvalue())  # type: ignore[attr-defined]
         return renderables
