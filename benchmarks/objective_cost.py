@@ -19,8 +19,7 @@ from ncd_training.model.branches import BranchOutput, DualBranchModel
 from ncd_training.model.trunk import build_trunk
 from ncd_training.objective.dual import DualObjective
 from ncd_training.objective.method import Batch
-from ncd_training.run.state import TrainState
-from ncd_training.run.step import train_step
+from ncd_training.run.step import TrainState, train_step
 from rich.console import Console
 from rich.table import Table
 

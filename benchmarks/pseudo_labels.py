@@ -23,7 +23,7 @@ from ncd_training.config.schema import DataConfig
 from ncd_training.data.prepare import reopen
 from ncd_training.model.branches import BranchOutput
 from ncd_training.model.predict import run_model
-from ncd_training.run.state import TrainState, load_state
+from ncd_training.run.step import TrainState, load_state
 from ncd_training.score.pair_quality import pair_quality, sample_rows, score_variants
 from rich.console import Console
 from rich.table import Column, Table

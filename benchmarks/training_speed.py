@@ -36,8 +36,7 @@ from ncd_training.model.trunk import TailOutput, TransformerTail, build_trunk
 from ncd_training.objective.dual import DualObjective
 from ncd_training.objective.losses import bank_log_probabilities, symmetric_kl
 from ncd_training.objective.method import Batch
-from ncd_training.run.state import TrainState
-from ncd_training.run.step import train_step
+from ncd_training.run.step import TrainState, train_step
 from PIL import Image
 from rich.console import Console
 from rich.table import Table

@@ -15,6 +15,8 @@ from typing import TYPE_CHECKING, Annotated, Any, NamedTuple, get_args, get_type
 
 import typer
 
+from ncd_serve.errors import UsageError
+
 if TYPE_CHECKING:  # what Python may pass; the command line makes paths, and a number is a word there
     AnyPath = str | Path
     NumberOrAuto = int | str
@@ -111,3 +113,11 @@ def _plain(value: Any, *, is_path: bool) -> Any:
     if isinstance(value, Enum):
         return value.value
     return int(value) if isinstance(value, str) and value.isdecimal() else value
+
+
+def check_resume(options: Mapping[str, Any]) -> None:
+    """Raise UsageError when other options are given with --resume, which would do nothing."""
+    if any(value not in (None, [], False) for name, value in options.items() if name != "resume"):
+        raise UsageError(
+            "--resume continues with the run's own settings", hint="drop the other options, or start a new run"
+        )

@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-from ncd_training.base.launch import Launch
+from ncd_training.base.processes import Launch
 from ncd_training.base.run_dir import RunDir
 from ncd_training.config.schema import TrainConfig
 from ncd_training.data.prepare import Setup, list_images, reopen

@@ -18,7 +18,7 @@ from ncd_training.data.prepare import Setup
 from ncd_training.model.map_cache import view_bytes
 from ncd_training.model.onnx import write_onnx
 from ncd_training.model.predict import run_model
-from ncd_training.run.state import TrainState, load_state
+from ncd_training.run.step import TrainState, load_state
 from ncd_training.score.reference import checkpoint_id, to_reference
 from ncd_training.summary.figures import initial_weights
 

@@ -5,11 +5,11 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from jinja2 import Environment, PackageLoader, StrictUndefined
-from ncd_training.objective import method_named
+from ncd_training.objective.method import method_named
 from ncd_training.summary.figures import split_uses
 
 if TYPE_CHECKING:
-    from ncd_training.base.scores import Summary
+    from ncd_training.base.run_dir import Summary
     from ncd_training.data.prepare import Setup
 
     from ncd_export.verify import Agreement

@@ -9,7 +9,7 @@ import typer
 from rich.padding import Padding
 
 from ncd_serve.cli.console import out, progress, say
-from ncd_serve.cli.options import ConfigFile, Recipes, SetOptions, settings_of_set
+from ncd_serve.cli.options import ConfigFile, Recipes, SetOptions
 from ncd_serve.errors import UsageError, needs_extra
 from ncd_serve.options import (
     CacheViews,
@@ -56,9 +56,9 @@ def compare(
             raise UsageError(
                 "no set of rows is given", hint="name one, e.g. ncd-serve compare baselines; --list shows all"
             )
-        from ncd_training import api
+        import ncd_training.api as api
 
-        settings, folder = settings_of_set(options.pop("set_")), options.pop("out_")
+        settings, folder = options.pop("set_"), options.pop("out_")
         options |= {"rows": _words(rows), "seeds": _numbers(seeds)}
         del options["list_"]
         table = api.compare(**options, settings=settings, out=folder, progress=progress)

@@ -9,7 +9,7 @@ from typing import Annotated
 import typer
 
 from ncd_serve.cli.console import out
-from ncd_serve.cli.options import ConfigFile, MethodName, Recipes, SetOptions, settings_of_set
+from ncd_serve.cli.options import ConfigFile, MethodName, Recipes, SetOptions
 from ncd_serve.errors import UsageError, needs_extra
 from ncd_serve.files import write_text
 
@@ -45,10 +45,10 @@ def show(
     """Print the settings that `train` would use, and where each one comes from."""
     with needs_extra("train"):
         from ncd_training.config.resolve import layers_of_call, merged, origins
-        from ncd_training.objective import checked
+        from ncd_training.objective.method import checked
 
     flags = {"data.dataset": dataset} if dataset else {}
-    layers = layers_of_call(flags, method=method, recipe=recipe, config=config, settings=settings_of_set(set_))
+    layers = layers_of_call(flags, method=method, recipe=recipe, config=config, settings=set_)
     resolved, sources = checked(merged(layers)).model_dump(mode="json"), origins(layers)
     if as_json:
         out.print_json(json.dumps({"settings": resolved, "origins": sources}))

@@ -10,7 +10,7 @@ import typer
 from rich.table import Table
 
 from ncd_serve.cli.console import out, progress
-from ncd_serve.cli.options import ConfigFile, Recipes, SetOptions, settings_of_set
+from ncd_serve.cli.options import ConfigFile, Recipes, SetOptions
 from ncd_serve.errors import needs_extra
 from ncd_serve.options import (
     CacheViews,
@@ -53,9 +53,9 @@ def estimate_k(
     """Estimate how many novel classes the unlabelled images have, for `train --novel-classes`."""
     options = locals()
     with needs_extra("train"):
-        from ncd_training import api
+        import ncd_training.api as api
 
-        settings, folder = settings_of_set(options.pop("set_")), options.pop("out_")
+        settings, folder = options.pop("set_"), options.pop("out_")
         del options["as_json"]
         found, run = api.estimate_classes(**options, settings=settings, out=folder, progress=progress)
     if as_json:

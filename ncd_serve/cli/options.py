@@ -2,14 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from enum import Enum
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated
 
 import typer
-
-from ncd_serve.errors import UsageError
 
 
 class RowFormat(str, Enum):
@@ -59,18 +56,3 @@ Resume = Annotated[bool, typer.Option("--resume", help="Resume an interrupted co
 MinConfidence = Annotated[
     float, typer.Option(min=0.0, max=1.0, help="Rows with less confidence get the status `unsure`.")
 ]
-
-
-def settings_of_set(texts: list[str] | None) -> dict[str, Any]:
-    """Return the settings that `--set` options give, by `section.key`."""
-    from ncd_training.config.resolve import parse_override
-
-    return dict(parse_override(text) for text in texts or [])
-
-
-def check_resume(options: Mapping[str, Any]) -> None:
-    """Raise UsageError when other options are given with --resume, which would do nothing."""
-    if any(value not in (None, [], False) for name, value in options.items() if name != "resume"):
-        raise UsageError(
-            "--resume continues with the run's own settings", hint="drop the other options, or start a new run"
-        )

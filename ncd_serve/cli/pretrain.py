@@ -8,7 +8,7 @@ from typing import Annotated
 import typer
 
 from ncd_serve.cli.console import out, progress
-from ncd_serve.cli.options import ConfigFile, Recipes, ResumeRun, SetOptions, check_resume, settings_of_set
+from ncd_serve.cli.options import ConfigFile, Recipes, ResumeRun, SetOptions
 from ncd_serve.errors import needs_extra
 from ncd_serve.options import (
     DataRoot,
@@ -21,6 +21,7 @@ from ncd_serve.options import (
     Seed,
     StrictData,
     Trunk,
+    check_resume,
 )
 
 
@@ -44,12 +45,12 @@ def pretrain(
     """Pretrain a backbone on your images without labels (self-supervised), for `train --weights`."""
     options = locals()
     with needs_extra("train"):
-        from ncd_training import api
+        import ncd_training.api as api
         from ncd_training.base.run_dir import RunDir
 
         if resume is not None:
             check_resume(options)
-        settings, folder = settings_of_set(options.pop("set_")), options.pop("out_")
+        settings, folder = options.pop("set_"), options.pop("out_")
         weights = api.pretrain(**options, settings=settings, out=folder, progress=progress)
     run = RunDir(weights.parent)
     out.print(

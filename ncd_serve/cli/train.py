@@ -14,8 +14,6 @@ from ncd_serve.cli.options import (
     Recipes,
     ResumeRun,
     SetOptions,
-    check_resume,
-    settings_of_set,
 )
 from ncd_serve.errors import UsageError, needs_extra
 from ncd_serve.options import (
@@ -30,6 +28,7 @@ from ncd_serve.options import (
     TensorBoard,
     Unlabelled,
     Weights,
+    check_resume,
 )
 from ncd_serve.progress import Progress
 
@@ -59,8 +58,8 @@ def train(
     """Train on labelled images of known classes and unlabelled ones: the dual-branch model, or a baseline."""
     options = locals()
     with needs_extra("train"):
-        from ncd_training import api
-        from ncd_training.base.launch import Launch
+        import ncd_training.api as api
+        from ncd_training.base.processes import Launch
 
     with one_speaker(is_leader=Launch.read().is_leader), needs_extra("train"):
         if resume is not None:
@@ -69,7 +68,7 @@ def train(
             check_resume(options)
             run = api.open_run(resume, progress=progress).resume()
         else:
-            settings, folder = settings_of_set(options.pop("set_")), options.pop("out_")
+            settings, folder = options.pop("set_"), options.pop("out_")
             given = {name: value for name, value in options.items() if name not in ("resume", "dry_run")}
             if dry_run:
                 # The plan is the answer here, so it goes where answers go.

@@ -14,7 +14,7 @@ from ncd_export.precision import to_fp16, to_int8
 from ncd_training.config.resolve import resolve_config
 from ncd_training.model.onnx import write_onnx
 from ncd_training.model.weights import initial_trunk
-from ncd_training.run.state import build_state
+from ncd_training.run.step import build_state
 from onnx import TensorProto, helper
 
 from ncd_serve.fit import FitLimits

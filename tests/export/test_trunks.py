@@ -18,8 +18,7 @@ from ncd_training.config.resolve import resolve_config
 from ncd_training.data.prepare import Setup
 from ncd_training.model.branches import DualBranchModel
 from ncd_training.model.weights import initial_trunk
-from ncd_training.run.state import TrainState, build_state
-from ncd_training.run.step import train_step
+from ncd_training.run.step import TrainState, build_state, train_step
 from onnx import numpy_helper
 
 from ncd_serve.preprocess import load_array

@@ -147,9 +147,11 @@ def test_a_run_knows_its_images(
     image.write_bytes(content)  # another time, the same content
     open_run("run", progress=False).evaluate()
     image.write_bytes(content[:-1] + b"x")
-    with pytest.raises(DataError, match=r"1 of the 24 images of run are not those .*other content") as caught:
+    with pytest.raises(
+        DataError, match=r"1 of the 24 images of run have changed since the run was started.*its content has changed"
+    ) as caught:
         open_run("run", progress=False).evaluate()
-    assert caught.value.hint == "put them back, or start another run"
+    assert caught.value.hint == "restore the images, or start another run"
     image.unlink()
     with pytest.raises(DataError, match=r"cannot be read: No such file"):
         open_run("run", progress=False).resume()

@@ -23,12 +23,10 @@ from ncd_training.data.views import BatchPlan, Views
 from ncd_training.model.branches import DualBranchModel
 from ncd_training.model.predict import run_model
 from ncd_training.model.trunk import build_trunk
-from ncd_training.objective import build_method
-from ncd_training.objective.method import Material
+from ncd_training.objective.method import Material, build_method
+from ncd_training.pretext import Stages
 from ncd_training.run import pretrain
-from ncd_training.run.stages import Stages
-from ncd_training.run.state import TrainState, build_optimizer, build_state
-from ncd_training.run.step import train_epoch, train_step
+from ncd_training.run.step import TrainState, build_optimizer, build_state, train_epoch, train_step
 from ncd_training.score.pair_quality import PairProbe, pair_quality
 from torch import Tensor
 from torch._subclasses import FakeTensorMode

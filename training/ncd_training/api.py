@@ -34,9 +34,9 @@ from ncd_serve.options import (
     settings_of,
 )
 from ncd_serve.progress import Progress
-from ncd_training.base.launch import Launch
+from ncd_training.base.processes import Launch
 from ncd_training.base.run_dir import PRETRAINED, RunDir, default_run_name
-from ncd_training.config.resolve import check_places, layers_of_call, merged
+from ncd_training.config.resolve import check_places, layers_of_call, merged, overrides_of
 from ncd_training.data.prepare import Setup, list_images, prepare_unlabelled, reopen
 
 if TYPE_CHECKING:
@@ -44,14 +44,14 @@ if TYPE_CHECKING:
 
     from ncd_serve.bundle import Bundle
     from ncd_serve.contract import Precision
-    from ncd_training.base.scores import Summary
+    from ncd_training.base.run_dir import Summary
     from ncd_training.config.schema import TrainConfig
     from ncd_training.study.class_number import Estimate
     from ncd_training.study.compare_table import Comparison
     from ncd_training.summary.plots import Picture
 
 Recipe = str | Sequence[str] | None
-Settings = Mapping[str, Any] | None  # by `section.key`
+Settings = Mapping[str, Any] | Sequence[str] | None  # {"section.key": value}, or ["section.key=value"]
 ProgressOn = Progress | bool  # True: on this terminal or in this notebook; False: nowhere
 
 
@@ -187,7 +187,7 @@ class Run:
 
     def evaluate(self) -> Summary:
         """Score the newest checkpoint on every split that has true classes, and write the report."""
-        from ncd_training.run.state import load_state
+        from ncd_training.run.step import load_state
         from ncd_training.run.train import evaluate
 
         setup = self._trained()
@@ -316,7 +316,7 @@ def estimate_classes(
     from ncd_training.study.class_features import estimate
 
     given, shown = locals(), _shown(progress)
-    overrides = {**(settings or {}), "data.novel_classes": "auto"}
+    overrides = {**overrides_of(settings), "data.novel_classes": "auto"}
     setup = _set_up(_resolved(estimate_classes, {**given, "settings": overrides}), shown, Launch())
     folder = Path(out) if out else Path("runs") / default_run_name(f"{setup.manifest.name}-classes")
     run = RunDir.create(folder, setup.config, command="estimate-k")
@@ -357,7 +357,7 @@ def compare(
     flags = settings_of(compare, locals())
     check_places(flags)
     file = Path(config) if config else None
-    wishes = Wishes(recipes=_listed(recipe), config_file=file, flags=flags, overrides=dict(settings or {}))
+    wishes = Wishes(recipes=_listed(recipe), config_file=file, flags=flags, overrides=overrides_of(settings))
     place = dataset or Path(manifest or unlabelled or "data").stem
     folder = Path(out) if out else Path("runs") / f"{rows_of}-{place}"
     chosen = row_set(rows_of)

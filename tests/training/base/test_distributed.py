@@ -19,7 +19,7 @@ import pytest
 import torch
 from ncd_training.base import distributed as ranks
 from ncd_training.base.distributed import Ranks
-from ncd_training.base.launch import Launch
+from ncd_training.base.processes import Launch
 from ncd_training.base.run_dir import RunDir
 from ncd_training.config.resolve import parse_override, resolve_config
 from ncd_training.config.schema import TrainConfig

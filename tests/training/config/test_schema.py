@@ -2,7 +2,7 @@ from pathlib import Path
 
 import pytest
 from ncd_training.config.resolve import config_layers, origins, parse_override, recipe_for, recipe_names, resolve_config
-from ncd_training.objective import checked
+from ncd_training.objective.method import checked
 
 from ncd_serve.errors import UsageError
 

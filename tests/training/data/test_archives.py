@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 from ncd_training.config.schema import DataConfig
 from ncd_training.data.datasets import load_manifest
-from ncd_training.data.datasets.split import Split, load_classes, load_split
+from ncd_training.data.datasets.archives import Split, load_classes, load_split
 from ncd_training.data.manifest import Manifest
 from PIL import Image
 from scipy.io import savemat

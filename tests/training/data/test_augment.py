@@ -3,7 +3,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 import torch
-from ncd_training.data.augment import build_augmentation, smallest_part
+from ncd_training.data.views import build_augmentation, smallest_part
 from PIL import Image
 
 # Every pixel tells its place: red is the column, green the row.

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 from ncd_training.config.schema import DataConfig
 from ncd_training.data.datasets import cifar, load_manifest
-from ncd_training.data.datasets.split import load_split
+from ncd_training.data.datasets.archives import load_split
 from ncd_training.data.manifest import Manifest
 from PIL import Image
 

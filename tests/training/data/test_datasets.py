@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 from ncd_training.config.schema import DataConfig
 from ncd_training.data.datasets import DATASETS, load_manifest, split
-from ncd_training.data.datasets.split import load_classes, load_split
+from ncd_training.data.datasets.archives import load_classes, load_split
 from ncd_training.data.manifest import Manifest
 from PIL import Image
 

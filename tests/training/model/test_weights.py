@@ -14,10 +14,8 @@ from ncd_training.base.run_dir import RunDir
 from ncd_training.base.vision import timm, torchvision
 from ncd_training.config.resolve import resolve_config
 from ncd_training.config.schema import TrainConfig
-from ncd_training.model.small_resnet import CifarResNet
-from ncd_training.model.trunk import TRUNKS, TrunkParts, build_trunk
-from ncd_training.model.weight_files import read_weights
-from ncd_training.model.weights import check_weights, initial_trunk, load_weights
+from ncd_training.model.trunk import TRUNKS, CifarResNet, TrunkParts, build_trunk
+from ncd_training.model.weights import check_weights, initial_trunk, load_weights, read_weights
 from ncd_training.run import train as training
 from rich.console import Console
 from safetensors.torch import save_file

@@ -17,16 +17,14 @@ from ncd_training.data.views import BatchPlan, batches
 from ncd_training.model.branches import CentreHead, CosineHead, DualBranchModel
 from ncd_training.model.map_cache import CachedViews
 from ncd_training.model.trunk import ConvTail, TrunkParts
-from ncd_training.objective import build_method, checked, method_named
 from ncd_training.objective.dtc import DeepTransferClustering, DtcSettings, sharpened, start_head
 from ncd_training.objective.kcl_mcl import SimilarityNetwork, pairwise_kl
 from ncd_training.objective.kmeans import set_to_centres
-from ncd_training.objective.method import Batch, Material
+from ncd_training.objective.method import Batch, Material, build_method, checked, method_named
 from ncd_training.objective.orca import margin_cross_entropy, positive_bce, positive_pairs
 from ncd_training.run import state as run_state
 from ncd_training.run import train as training
-from ncd_training.run.state import TrainState
-from ncd_training.run.step import train_epoch
+from ncd_training.run.step import TrainState, train_epoch
 from ncd_training.score.metrics import cluster_accuracy, open_world_scores
 from rich.console import Console
 from sklearn.cluster import KMeans

@@ -2,7 +2,9 @@ import math
 
 import pytest
 from ncd_training.config.schema import LossConfig, OptimConfig, PretrainConfig
-from ncd_training.objective.schedule import learning_rate, pretraining_rate, ramp_up
+from ncd_training.objective.losses import ramp_up
+from ncd_training.run.pretrain import pretraining_rate
+from ncd_training.run.step import learning_rate
 
 
 @pytest.mark.parametrize(("epoch", "ramp"), [(0, math.exp(-5)), (75, math.exp(-1.25)), (150, 1), (199, 1)])

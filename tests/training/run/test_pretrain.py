@@ -13,8 +13,7 @@ from ncd_training.base.run_dir import RunDir
 from ncd_training.config.resolve import resolve_config
 from ncd_training.config.schema import PretrainConfig, TrainConfig
 from ncd_training.data import prepare as setup
-from ncd_training.model.weight_files import read_weights
-from ncd_training.model.weights import check_weights, initial_trunk
+from ncd_training.model.weights import check_weights, initial_trunk, read_weights
 from ncd_training.run import pretrain as pretraining
 from rich.console import Console
 from safetensors import safe_open

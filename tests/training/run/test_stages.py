@@ -11,8 +11,8 @@ from ncd_training.base.precision import Precision
 from ncd_training.config.resolve import resolve_config
 from ncd_training.data.views import FileViews
 from ncd_training.model.weights import initial_trunk
-from ncd_training.run.stages import Stages
-from ncd_training.run.state import build_state
+from ncd_training.pretext import Stages
+from ncd_training.run.step import build_state
 
 from ncd_serve import progress
 from tests.runs import ready

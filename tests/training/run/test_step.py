@@ -12,9 +12,8 @@ from ncd_training.config.resolve import resolve_config
 from ncd_training.data.views import BatchPlan
 from ncd_training.model.branches import DualBranchModel
 from ncd_training.model.trunk import build_trunk
-from ncd_training.objective import build_method
-from ncd_training.run.state import TrainState
-from ncd_training.run.step import split_views, train_epoch, train_step
+from ncd_training.objective.method import build_method
+from ncd_training.run.step import TrainState, split_views, train_epoch, train_step
 from torch import Tensor
 
 KNOWN, NOVEL, LABELLED, UNLABELLED = 3, 2, 4, 4

@@ -22,8 +22,8 @@ from ncd_training.config.schema import ReportConfig, StageConfig, TrainConfig
 from ncd_training.data import prepare as setup
 from ncd_training.model.weights import initial_trunk
 from ncd_training.objective import stage_loop
+from ncd_training.pretext import Stages
 from ncd_training.run import train as training
-from ncd_training.run.stages import Stages
 from rich.console import Console
 from safetensors.torch import load_file, save_file
 

@@ -7,8 +7,7 @@ import json
 from pathlib import Path
 from typing import Any
 
-from ncd_training.base.run_dir import RunDir
-from ncd_training.base.scores import Summary
+from ncd_training.base.run_dir import RunDir, Summary
 from ncd_training.summary.figures import score_tables
 from rich.console import Console
 

@@ -10,14 +10,13 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from ncd_training.base.run_dir import RunDir
-from ncd_training.base.scores import Summary
+from ncd_training.base.run_dir import RunDir, Summary
 from ncd_training.config.schema import TrainConfig
 from ncd_training.data.manifest import Manifest
 from ncd_training.data.prepare import Setup
-from ncd_training.summary.charts import chart
 from ncd_training.summary.figures import PAIRS, Curve, curves
 from ncd_training.summary.page import balance, changed_settings, command_line, render_report, scores_by_split, times
+from ncd_training.summary.plots import chart
 
 from ncd_serve.reference import Reference
 

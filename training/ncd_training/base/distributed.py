@@ -25,8 +25,7 @@ from torch.distributed.rendezvous import rendezvous
 from ncd_serve.errors import NcdError, UsageError
 from ncd_serve.files import atomic_path
 from ncd_serve.progress import Track
-from ncd_training.base.launch import Launch
-from ncd_training.base.parallel import in_threads
+from ncd_training.base.processes import Launch, in_threads
 
 T = TypeVar("T")
 R = TypeVar("R")

@@ -60,7 +60,7 @@ def layers_of_call(
     method: str | None = None,
     recipe: str | Sequence[str] | None = None,
     config: Path | None = None,
-    settings: Mapping[str, Any] | None = None,
+    settings: Mapping[str, Any] | Sequence[str] | None = None,
 ) -> list[Layer]:
     """Return the layers of a command: recipes of dataset and method, `--recipe`, `--config`, options, `--set`."""
     check_places(flags)
@@ -69,7 +69,7 @@ def layers_of_call(
     return config_layers(
         recipes=[*filter(None, [own]), *(method_recipes(method) if method else []), *requested],
         config_file=config,
-        overrides={**flags, **(settings or {})},
+        overrides={**flags, **overrides_of(settings)},
     )
 
 
@@ -134,6 +134,13 @@ def recipe_for(dataset: str) -> str | None:
     """Return the recipe of a dataset: its own, or its family's (`imagenet` for `imagenet-a`)."""
     fitting = [name for name in recipe_names() if dataset == name or dataset.startswith(f"{name}-")]
     return max(fitting, key=len, default=None)
+
+
+def overrides_of(settings: Mapping[str, Any] | Sequence[str] | None) -> dict[str, Any]:
+    """Return settings by `section.key`, given like that or as texts `section.key=value`."""
+    if isinstance(settings, Mapping):
+        return dict(settings)
+    return dict(parse_override(text) for text in settings or ())
 
 
 def parse_override(text: str) -> tuple[str, Any]:

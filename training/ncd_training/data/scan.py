@@ -21,7 +21,7 @@ from ncd_serve.errors import DataError
 from ncd_serve.files import atomic_path
 from ncd_serve.preprocess import open_image, read_image
 from ncd_serve.progress import Track
-from ncd_training.base.parallel import in_threads
+from ncd_training.base.processes import in_threads
 from ncd_training.data.manifest import Manifest
 
 T = TypeVar("T")

@@ -19,9 +19,8 @@ from torch import Tensor
 from ncd_training.config.schema import LossConfig, Section
 from ncd_training.model.branches import CentreHead
 from ncd_training.objective.kmeans import STARTS
-from ncd_training.objective.losses import consistency
+from ncd_training.objective.losses import consistency, ramp_up
 from ncd_training.objective.method import Batch, Material, Method, mean_over_views
-from ncd_training.objective.schedule import ramp_up
 
 if TYPE_CHECKING:
     from typing_extensions import Self

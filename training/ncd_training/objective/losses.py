@@ -8,6 +8,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from ncd_training.config.schema import LossConfig
+
 _EPSILON = 1e-7
 
 
@@ -64,3 +66,9 @@ def uniform_divergence(logits: Tensor) -> Tensor:
     """Return the KL divergence of a batch's mean prediction from uniform: 0 if clusters are used equally (ORCA)."""
     mean = logits.softmax(dim=1).mean(dim=0)
     return (mean * mean.clamp_min(_EPSILON).log()).sum() + math.log(logits.shape[1])
+
+
+def ramp_up(loss: LossConfig, epoch: int) -> float:
+    """Return exp(-5 (1 - t/r)^2), 1 from epoch r on (Eq. 10)."""
+    progress = min(epoch, loss.ramp_epochs) / loss.ramp_epochs
+    return math.exp(-5.0 * (1.0 - progress) ** 2)

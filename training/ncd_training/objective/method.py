@@ -2,27 +2,36 @@
 
 from __future__ import annotations
 
+import pkgutil
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import cache
+from importlib import import_module
 from pathlib import Path
 from typing import TYPE_CHECKING, ClassVar, NamedTuple
 
 import torch
+from pydantic import ValidationError
 from torch import Tensor, nn
 
-from ncd_serve.errors import UsageError
+from ncd_serve.errors import UsageError, did_you_mean
+from ncd_training import objective as room
 from ncd_training.base.randomness import Purpose, seed_for
+from ncd_training.config.resolve import explained
 from ncd_training.config.schema import Section
 from ncd_training.data.views import ViewRequest, Views, batches
 from ncd_training.model.branches import Modules
 
 if TYPE_CHECKING:
+    from collections.abc import Iterator
+
     from typing_extensions import Self
 
     from ncd_serve.progress import Track
     from ncd_training.config.schema import BranchKind, TrainConfig
     from ncd_training.model.branches import Branch, BranchOutput, DualBranchModel
     from ncd_training.objective.pseudo_labels import PseudoLabels
+
 
 _BATCH_IMAGES = 256
 
@@ -146,3 +155,42 @@ def mean_over_views(
 
 def _unfit(text: str) -> UsageError:
     return UsageError(text, hint="`ncd-serve config show` lists all settings and their origins")
+
+
+def method_named(name: str) -> type[Method]:
+    """Return the class of a method."""
+    if name not in _methods():
+        raise UsageError(f"unknown method '{name}'", hint=did_you_mean(name, _methods()))
+    return _methods()[name]
+
+
+def checked(config: TrainConfig) -> TrainConfig:
+    """Return the configuration with its method's own settings complete; UsageError if they do not fit the method."""
+    kind = method_named(config.method.name)
+    try:
+        settings = kind.Settings.model_validate(config.method.own)
+    except ValidationError as error:
+        raise explained(error, kind.Settings, "method") from None
+    method = config.method.model_copy(update=settings.model_dump())
+    config = config.model_copy(update={"method": method})
+    kind.check(config)
+    return config
+
+
+def build_method(config: TrainConfig, model: DualBranchModel, *, images: int, clusters: int) -> Method:
+    """Create the configured method for these numbers of unlabelled images and clusters."""
+    return method_named(config.method.name).build(config, model, images=images, clusters=clusters)
+
+
+@cache
+def _methods() -> dict[str, type[Method]]:
+    """Return every method class with a name, from the modules of this folder."""
+    for module in pkgutil.iter_modules(room.__path__):
+        import_module(f"{room.__name__}.{module.name}")
+    return {kind.name: kind for kind in _below(Method) if kind.name}
+
+
+def _below(kind: type[Method]) -> Iterator[type[Method]]:
+    for child in kind.__subclasses__():
+        yield child
+        yield from _below(child)

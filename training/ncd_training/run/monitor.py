@@ -8,9 +8,9 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from ncd_serve.progress import Progress, Track, silent
-from ncd_training.base.scores import Score, Summary
+from ncd_training.base.run_dir import Score, Summary
 from ncd_training.model.predict import Outputs, run_model
-from ncd_training.objective import method_named
+from ncd_training.objective.method import method_named
 from ncd_training.score.metrics import cluster_balance, cluster_scores, evaluate_splits, kmeans_ids, raw_pixels
 from ncd_training.score.pair_quality import PairProbe, pair_quality, sample_rows
 from ncd_training.summary.figures import BALANCE, PSEUDO
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
     from ncd_training.data.prepare import Setup
     from ncd_training.model.predict import Ids, See
-    from ncd_training.run.state import TrainState
+    from ncd_training.run.step import TrainState
 
 _EVALUATIONS_PER_RUN = 10
 _TSNE_UNLABELLED_POINTS, _TSNE_KNOWN_POINTS = 1200, 300

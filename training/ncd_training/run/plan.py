@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from ncd_training.data.prepare import Setup
     from ncd_training.data.views import BatchPlan
     from ncd_training.model.weights import WeightsReport
-    from ncd_training.run.state import TrainState
+    from ncd_training.run.step import TrainState
 
 
 def plan_lines(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -23,7 +24,6 @@ from ncd_training.model.branches import Trunk
 from ncd_training.model.predict import EvalImages
 from ncd_training.model.trunk import TrunkParts
 from ncd_training.model.weights import WeightsReport, initial_trunk, save_weights
-from ncd_training.objective.schedule import pretraining_rate
 from ncd_training.pretext import MomentumContrast, Rotations, TrunkAndTail
 from ncd_training.run.plan import device_name
 from ncd_training.summary.live import EpochDisplay, RunLog
@@ -178,3 +178,11 @@ def _print_plan(setup: Setup, run: RunDir, origin: WeightsReport | None, progres
         progress.say(f"note: {note}", style="yellow")
     if origin is not None:
         progress.say(origin.line)
+
+
+def pretraining_rate(pretrain: PretrainConfig, epoch: int) -> float:
+    """Return the learning rate of pretraining: steps at milestones (RotNet), or half a cosine down to 0 (MoCo v2)."""
+    done = epoch / pretrain.epochs
+    if pretrain.schedule == "cosine":
+        return pretrain.learning_rate * 0.5 * (1.0 + math.cos(math.pi * done))
+    return pretrain.learning_rate * pretrain.decay ** sum(done >= milestone for milestone in pretrain.milestones)

@@ -26,8 +26,7 @@ from ncd_training.data.datasets.glyphs import write_glyphs
 from ncd_training.data.prepare import list_images
 from ncd_training.data.views import BatchPlan, FileViews
 from ncd_training.model.weights import initial_trunk
-from ncd_training.run.state import TrainState, build_state
-from ncd_training.run.step import train_step
+from ncd_training.run.step import TrainState, build_state, train_step
 from ncd_training.run.train import set_up
 
 if TYPE_CHECKING:

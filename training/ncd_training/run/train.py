@@ -20,21 +20,19 @@ from ncd_training.data.scan import load_manifest_of_run
 from ncd_training.data.views import BatchPlan, FileViews, Views, batches
 from ncd_training.model.map_cache import cache_bytes, cache_views
 from ncd_training.model.weights import check_weights, initial_trunk
-from ncd_training.objective import checked
-from ncd_training.objective.method import Material
+from ncd_training.objective.method import Material, checked
+from ncd_training.pretext import Stages
 from ncd_training.run.monitor import Monitor
 from ncd_training.run.plan import cost_line, device_name, measure_step, plan_lines
-from ncd_training.run.stages import Stages
-from ncd_training.run.state import TrainState, build_state, load_state
-from ncd_training.run.step import train_epoch
+from ncd_training.run.step import TrainState, build_state, load_state, train_epoch
 from ncd_training.score.reference import to_reference
 from ncd_training.summary.live import EpochDisplay, RunLog, tensorboard
 from ncd_training.summary.page import write_report
 from ncd_training.summary.plots import CurvePlots, draw_curves
 
 if TYPE_CHECKING:
-    from ncd_training.base.launch import Launch
-    from ncd_training.base.scores import Summary
+    from ncd_training.base.processes import Launch
+    from ncd_training.base.run_dir import Summary
     from ncd_training.data.prepare import Setup
     from ncd_training.model.branches import Trunk
 

@@ -13,7 +13,7 @@ from sklearn.metrics import adjusted_rand_score, normalized_mutual_info_score
 
 from ncd_serve.preprocess import PreprocessSpec, load_array
 from ncd_serve.progress import Track
-from ncd_training.base.scores import ClassScore, Score
+from ncd_training.base.run_dir import ClassScore, Score
 from ncd_training.data.manifest import KNOWN_TEST, NOVEL_TEST, UNLABELLED_TRAIN, Manifest
 from ncd_training.model.branches import DualBranchModel
 from ncd_training.model.predict import Ids, Outputs, run_model

@@ -21,8 +21,8 @@ from ncd_training.model.predict import Ids
 from ncd_training.model.weights import initial_trunk
 from ncd_training.objective.clustering import class_whitening, main_directions
 from ncd_training.objective.method import mean_over_views
-from ncd_training.run.stages import Stages
-from ncd_training.run.state import build_state
+from ncd_training.pretext import Stages
+from ncd_training.run.step import build_state
 from ncd_training.run.train import gather
 from ncd_training.study.class_number import Estimate, balanced_estimate, dtc_estimate, equal_cut, gcd_estimate
 from ncd_training.summary.plots import save_figure

@@ -27,7 +27,7 @@ from ncd_training.config.resolve import config_layers, merged, method_recipes, r
 from ncd_training.config.schema import TrainConfig
 from ncd_training.data.manifest import Manifest
 from ncd_training.data.prepare import list_images
-from ncd_training.objective import checked
+from ncd_training.objective.method import checked
 from ncd_training.run.train import set_up
 from ncd_training.study.compare_rows import Row
 

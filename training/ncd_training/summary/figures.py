@@ -7,7 +7,7 @@ from typing import Any, NamedTuple
 
 from rich.table import Table
 
-from ncd_training.base.scores import ClassScore, Score, Summary
+from ncd_training.base.run_dir import ClassScore, Score, Summary
 from ncd_training.config.schema import TrainConfig
 from ncd_training.data.manifest import KNOWN_TEST, NOVEL_TEST, UNLABELLED_TRAIN, Manifest
 

@@ -18,12 +18,11 @@ from jinja2 import Environment, PackageLoader, StrictUndefined
 
 from ncd_serve.files import write_text
 from ncd_serve.reference import Reference
-from ncd_training.base.scores import Score, Summary
+from ncd_training.base.run_dir import Score, Summary
 from ncd_training.config.schema import MethodConfig, TrainConfig
 from ncd_training.data.manifest import KNOWN_TEST, NOVEL_TEST, UNLABELLED_TRAIN
-from ncd_training.objective import method_named
+from ncd_training.objective.method import method_named
 from ncd_training.score.metrics import cluster_balance
-from ncd_training.summary.charts import Chart, chart
 from ncd_training.summary.figures import (
     BALANCE,
     PAIR_COLUMNS,
@@ -41,6 +40,7 @@ from ncd_training.summary.figures import (
     worst_first,
 )
 from ncd_training.summary.live import duration
+from ncd_training.summary.plots import Chart, chart
 
 if TYPE_CHECKING:
     from ncd_training.base.run_dir import RunDir

@@ -22,14 +22,15 @@ from ncd_serve.errors import DataError
 from ncd_training.data.datasets.archives import (
     Copy,
     Request,
+    Split,
     by_folder,
     check_names,
     find,
+    load_split,
     published,
     read_lines,
     write_copies,
 )
-from ncd_training.data.datasets.split import Split, load_split
 from ncd_training.data.manifest import Manifest
 
 _SIDE = 32

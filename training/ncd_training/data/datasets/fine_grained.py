@@ -17,15 +17,16 @@ from ncd_serve.preprocess import open_image
 from ncd_training.data.datasets.archives import (
     Copy,
     Request,
+    Split,
     by_class,
     by_folder,
     check_names,
     find,
+    load_split,
     published,
     read_lines,
     write_copies,
 )
-from ncd_training.data.datasets.split import Split, load_split
 from ncd_training.data.manifest import Manifest
 
 _MIRROR_FOLDER = "train"  # mirrors have class folders in train/ and test/

@@ -18,8 +18,7 @@ from PIL import Image, ImageDraw, ImageFont
 
 from ncd_serve.files import atomic_directory
 from ncd_serve.progress import Track, silent
-from ncd_training.data.datasets.archives import Request, alone, by_folder, published
-from ncd_training.data.datasets.split import Split
+from ncd_training.data.datasets.archives import Request, Split, alone, by_folder, published
 from ncd_training.data.manifest import Manifest
 
 NOVEL = tuple("AEIOU")

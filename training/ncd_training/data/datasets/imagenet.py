@@ -9,8 +9,16 @@ from dataclasses import replace
 from pathlib import Path
 
 from ncd_serve.errors import DataError
-from ncd_training.data.datasets.archives import ByClass, Request, by_folder, find, published
-from ncd_training.data.datasets.split import Split, load_classes, load_split
+from ncd_training.data.datasets.archives import (
+    ByClass,
+    Request,
+    Split,
+    by_folder,
+    find,
+    load_classes,
+    load_split,
+    published,
+)
 from ncd_training.data.manifest import Manifest
 
 _CLASSES = 1000

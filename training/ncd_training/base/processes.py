@@ -4,7 +4,10 @@ from __future__ import annotations
 
 import os
 import platform
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
+from typing import TypeVar
 
 
 @dataclass(frozen=True)
@@ -39,3 +42,18 @@ class Launch:
     def is_leader(self) -> bool:
         """True for the one process that writes files and reports."""
         return self.rank == 0
+
+
+T = TypeVar("T")
+R = TypeVar("R")
+_QUEUED_ITEMS = 1024  # millions of queued items would take gigabytes, and Ctrl-C would wait for all of them
+
+
+def in_threads(function: Callable[[T], R], items: Sequence[T]) -> Iterator[R]:
+    """Yield `function` of each item, in order. Threads suffice: reading, decoding and encoding release the GIL."""
+    pool = ThreadPoolExecutor()
+    try:
+        for start in range(0, len(items), _QUEUED_ITEMS):
+            yield from pool.map(function, items[start : start + _QUEUED_ITEMS])
+    finally:
+        pool.shutdown(cancel_futures=True)
