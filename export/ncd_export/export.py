@@ -14,6 +14,7 @@ from typing import NamedTuple
 import numpy as np
 import onnxruntime
 from ncd_training.base.run_dir import RunDir
+from ncd_training.data.manifest import Manifest
 from ncd_training.data.prepare import Setup
 from ncd_training.model.map_cache import view_bytes
 from ncd_training.model.onnx import write_onnx
@@ -33,7 +34,7 @@ from ncd_serve.bundle import CARD, HASHED, LABELS, MANIFEST, MODEL, VERIFICATION
 from ncd_serve.contract import DEFAULT_MODEL, Precision
 from ncd_serve.errors import DataError
 from ncd_serve.files import atomic_directory, sha256, write_json, write_text
-from ncd_serve.preprocess import load_array
+from ncd_serve.preprocess import PreprocessSpec, load_array
 from ncd_serve.progress import Progress
 from ncd_serve.reference import REFERENCE, Reference
 
@@ -95,7 +96,7 @@ def export_run(
         reference = _write_reference(setup, run, state, options, folder / REFERENCE, progress)
         graph = ExportGraph(state.model, reference.limits()).cpu().eval()
         manifest = _bundle_manifest(setup, run, options, state, checkpoint=reference.checkpoint)
-        verification, agreement = _write_model(graph, folder / MODEL, manifest, setup, options, progress)
+        verification, agreement = _write_model(graph, folder / MODEL, manifest, setup.manifest, options, progress)
         # Scores are those of the finished run.
         scored = options.checkpoint is None and state.epoch == planned
         write_text(folder / CARD, render_card(manifest, setup, run.read_summary(), agreement, scored=scored))
@@ -148,7 +149,7 @@ def _write_model(
     graph: ExportGraph,
     model: Path,
     manifest: BundleManifest,
-    setup: Setup,
+    images: Manifest,
     options: ExportOptions,
     progress: Progress,
 ) -> tuple[Verification, Agreement | None]:
@@ -156,27 +157,20 @@ def _write_model(
     facts = {key: getattr(manifest, key) for key in ("bundle_id", "dataset", "method", "precision")}
     with progress.status("converting to ONNX"):
         write_onnx(graph, model, resolution=manifest.preprocess.resolution, metadata={**facts, **manifest.versions})
-    images = _load(_compared(setup), setup, progress)
-    verification = verify(graph, model, images, max_batch=MAX_BATCH, track=progress.track)
+    spec = manifest.preprocess
+    compared = _load(_compared(images), spec, progress)
+    verification = verify(graph, model, compared, max_batch=MAX_BATCH, track=progress.track)
     if options.kind.reduce is None:
         return verification, None
-    return verification, _reduce(model, graph.output_names, images, setup, options, progress)
-
-
-def _reduce(
-    model: Path, names: tuple[str, ...], images: Images, setup: Setup, options: ExportOptions, progress: Progress
-) -> Agreement:
-    """Replace the model by one of fewer bits if both agree."""
+    calibration = _calibration(images) if options.kind.calibrated else []
+    batches = _calibration_batches(calibration, spec, f"calibrating {options.precision}", progress)
     reduced = model.with_name("reduced.onnx")
-    assert options.kind.reduce is not None
-    calibration = _calibration(setup) if options.kind.calibrated else []
-    what = f"calibrating {options.precision}"
-    options.kind.reduce(model, reduced, _calibration_batches(calibration, setup, what, progress))
+    options.kind.reduce(model, reduced, batches)
     agreement = compare_precisions(
         model,
         reduced,
-        names,
-        images,
+        graph.output_names,
+        compared,
         precision=str(options.precision),
         calibrated_on=len(calibration),
         required=options.min_agreement,
@@ -184,25 +178,27 @@ def _reduce(
         track=progress.track,
     )
     reduced.replace(model)
-    return agreement
+    return verification, agreement
 
 
-def _calibration_batches(paths: Sequence[Path], setup: Setup, description: str, progress: Progress) -> Iterable[Images]:
+def _calibration_batches(
+    paths: Sequence[Path], spec: PreprocessSpec, description: str, progress: Progress
+) -> Iterable[Images]:
     if not paths:
         return ()
-    pictures = _load(paths, setup, progress)
+    pictures = _load(paths, spec, progress)
     batches = np.array_split(pictures, -(-len(pictures) // _CALIBRATION_BATCH))
     return progress.track(batches, description, len(batches))
 
 
-def _compared(setup: Setup) -> list[Path]:
-    return _spread(setup.manifest.unlabelled, _VERIFICATION_IMAGES)
+def _compared(images: Manifest) -> list[Path]:
+    return _spread(images.unlabelled, _VERIFICATION_IMAGES)
 
 
-def _calibration(setup: Setup) -> list[Path]:
+def _calibration(images: Manifest) -> list[Path]:
     """Return training images for calibration; none of them is used for the comparison."""
-    compared = set(_compared(setup))
-    return _spread([path for path in setup.manifest.images if path not in compared], _CALIBRATION_IMAGES)
+    compared = set(_compared(images))
+    return _spread([path for path in images.images if path not in compared], _CALIBRATION_IMAGES)
 
 
 def _spread(paths: Sequence[Path], most: int) -> list[Path]:
@@ -210,8 +206,7 @@ def _spread(paths: Sequence[Path], most: int) -> list[Path]:
     return list(paths[:: max(1, -(-len(paths) // most))])
 
 
-def _load(paths: Sequence[Path], setup: Setup, progress: Progress) -> Images:
-    spec = setup.config.data.preprocess
+def _load(paths: Sequence[Path], spec: PreprocessSpec, progress: Progress) -> Images:
     return np.stack([load_array(path, spec) for path in progress.track(paths, "reading images", len(paths))])
 
 

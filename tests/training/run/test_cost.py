@@ -83,11 +83,11 @@ def test_seconds_by_hand(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_the_line_says_what_is_counted(prepared: Setup) -> None:
     cost = StepCost(views=64, load=0.5, trunk=0.25, branches=0.25, memory=1_240_000_000)
-    line = cost_line(prepared, cost, steps=5)
+    line = cost_line(prepared.config, cost, images=104, steps=5)
     stages = "1 epoch of rotations and 1 epoch of supervised training"
     assert line == f"about 10 s (1 s per step, 5 steps per epoch), not counting {stages}; 1.2 GB of memory"
     # 104 images x 8 views / 64 x 0.75 s.
-    line = cost_line(with_data(prepared, cache_views=8), cost, steps=5)
+    line = cost_line(with_data(prepared, cache_views=8).config, cost, images=104, steps=5)
     assert "(0.25 s per step, 5 steps per epoch, 10 s to cache views)" in line
     assert line.startswith("about 12 s")
 

@@ -22,6 +22,7 @@ from ncd_training.summary.live import duration
 if TYPE_CHECKING:
     from pathlib import Path
 
+    from ncd_training.config.schema import TrainConfig
     from ncd_training.data.prepare import Setup
     from ncd_training.data.views import BatchPlan
     from ncd_training.model.weights import WeightsReport
@@ -62,15 +63,15 @@ def device_name() -> str:
     return f"cuda ({torch.cuda.get_device_name()})" if torch.cuda.is_available() else "cpu"
 
 
-def cost_line(setup: Setup, cost: StepCost, *, steps: int) -> str:
+def cost_line(config: TrainConfig, cost: StepCost, *, images: int, steps: int) -> str:
     """Return `about 12 min (0.9 s per step, 37 steps per epoch); 1.2 GB of memory`, with the stages not counted."""
-    data, optim = setup.config.data, setup.config.optim
+    data, optim = config.data, config.optim
     step = cost.step_seconds(workers=data.workers, cached=bool(data.cache_views))
     total, line = optim.epochs * steps * step, ""
     if data.cache_views:
-        caching = cost.cache_seconds(len(setup.manifest.images) * data.cache_views, workers=data.workers)
+        caching = cost.cache_seconds(images * data.cache_views, workers=data.workers)
         total, line = total + caching, f", {duration(caching)} to cache views"
-    before = stages_before(setup.config)
+    before = stages_before(config)
     per_step = f"{step:.2g} s" if step < 90 else duration(step)
     return (
         f"about {duration(total)} ({per_step} per step, {steps} step{'s' * (steps != 1)} per epoch{line})"

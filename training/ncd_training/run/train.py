@@ -33,6 +33,8 @@ from ncd_training.summary.plots import CurvePlots, draw_curves
 if TYPE_CHECKING:
     from ncd_training.base.processes import Launch
     from ncd_training.base.run_dir import Summary
+    from ncd_training.config.schema import OptimConfig
+    from ncd_training.data.manifest import Manifest
     from ncd_training.data.prepare import Setup
     from ncd_training.model.branches import Trunk
 
@@ -68,12 +70,12 @@ def train(setup: Setup, run: RunDir, *, progress: Progress, launch: Launch = ALO
 def dry_run(setup: Setup, *, progress: Progress) -> None:
     """Run everything up to the first training steps, and print the expected time and memory. Writes no files."""
     parts, origin = initial_trunk(setup.config, weights=setup.config.model.weights)
-    plan = batch_plan(setup)
+    plan = batch_plan(setup.config.optim, setup.manifest)
     for text, style in plan_lines(setup, steps=len(plan), origin=origin, folder=None):
         progress.say(text, style=style)
     if setup.config.optim.epochs:
         cost = measure_step(build_state(setup, parts), setup, plan, slow=math.inf)
-        progress.say(cost_line(setup, cost, steps=len(plan)))
+        progress.say(cost_line(setup.config, cost, images=len(setup.manifest.images), steps=len(plan)))
 
 
 def evaluate(setup: Setup, state: TrainState, run: RunDir, *, progress: Progress) -> Summary:
@@ -88,9 +90,8 @@ def evaluate(setup: Setup, state: TrainState, run: RunDir, *, progress: Progress
     return summary
 
 
-def batch_plan(setup: Setup) -> BatchPlan:
+def batch_plan(optim: OptimConfig, manifest: Manifest) -> BatchPlan:
     """Return the batch plan of a run."""
-    optim, manifest = setup.config.optim, setup.manifest
     sizes = optim.labelled_batch, optim.unlabelled_batch
     return BatchPlan(len(manifest.labelled), len(manifest.unlabelled), *sizes, seed=optim.seed)
 
@@ -147,7 +148,7 @@ def _start(setup: Setup, run: RunDir, ranks: Ranks, progress: Progress) -> None:
 
 def _teach_trunk(setup: Setup, run: RunDir, progress: Progress, *, processes: int) -> TrainState:
     """Print the plan, then run the stages that train the trunk before it is frozen."""
-    config, plan = setup.config, batch_plan(setup)
+    config, plan = setup.config, batch_plan(setup.config.optim, setup.manifest)
     parts, origin = initial_trunk(config, weights=config.model.weights)
     for text, style in plan_lines(setup, steps=len(plan), origin=origin, folder=run.path):
         progress.say(text, style=style)
@@ -155,7 +156,7 @@ def _teach_trunk(setup: Setup, run: RunDir, progress: Progress, *, processes: in
     state = build_state(setup, parts)
     if config.optim.epochs:
         cost = measure_step(state, setup, plan, processes=processes)
-        progress.say(cost_line(setup, cost, steps=len(plan)))
+        progress.say(cost_line(setup.config, cost, images=len(setup.manifest.images), steps=len(plan)))
     stages = Stages(state.model, config, progress.track, run.stages)
     if config.rotations.epochs:
         stages.rotations(FileViews(setup.manifest.images, config.data), len(setup.manifest.images))
@@ -178,7 +179,7 @@ def _teach_branches(setup: Setup, state: TrainState, run: RunDir, material: Mate
 
 
 def _fit(setup: Setup, state: TrainState, run: RunDir, log: RunLog, progress: Progress) -> None:
-    config, ranks, plan = setup.config, state.ranks, batch_plan(setup)
+    config, ranks, plan = setup.config, state.ranks, batch_plan(setup.config.optim, setup.manifest)
     material = gather(setup, state.model.trunk, run, progress=progress, ranks=ranks)
     loader = batches(material.views, plan, workers=config.data.workers, device=state.model.device, ranks=ranks)
     if config.optim.compile:

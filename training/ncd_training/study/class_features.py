@@ -15,7 +15,7 @@ from torch import Tensor
 
 from ncd_serve.files import write_json
 from ncd_training.base.randomness import Purpose, seed_for
-from ncd_training.config.schema import MethodConfig, ModelConfig, StageConfig
+from ncd_training.config.schema import MethodConfig, ModelConfig, SelfLabelConfig, StageConfig
 from ncd_training.data.views import FileViews
 from ncd_training.model.predict import Ids
 from ncd_training.model.weights import initial_trunk
@@ -75,30 +75,33 @@ def _by_cuts(setup: Setup, run: RunDir, progress: Progress) -> Estimate:
     """
     plain = setup.with_config(supervised=StageConfig())
     config = plain.config
-    orders = _orders(setup, 1 if config.from_labels.epochs else config.estimate.draws)
+    labels, seed, known = np.array(setup.labels), config.optim.seed, len(setup.manifest.known_classes)
+    orders = _orders(known, draws=1 if config.from_labels.epochs else config.estimate.draws, seed=seed)
     probes = orders.shape[1] // 2
     found = _embed(plain, run, orders[0, probes:], progress)
     cuts = []
     for order in progress.track(orders, "cutting trees", len(orders)):
-        features = _geometry(setup, found, order, probes)
-        cuts.append(equal_cut(features.labelled, features.labels, features.unlabelled, seed=_seed(setup)))
+        features = _geometry(found, labels, order, probes, config.self_labels)
+        cuts.append(equal_cut(features.labelled, features.labels, features.unlabelled, seed=_estimate_seed(seed)))
     return balanced_estimate(cuts)
 
 
 def _by_trials(setup: Setup, run: RunDir, progress: Progress) -> Estimate:
     """Estimate by trials, as published. DTC holds some classes back from training; GCD trains on and uses all."""
-    settings, (order,) = setup.config.estimate, _orders(setup, 1)
+    settings, config = setup.config.estimate, setup.config
+    (order,) = _orders(len(setup.manifest.known_classes), draws=1, seed=config.optim.seed)
     most = settings.most or min(_DEFAULT_MAX_CLASSES, len(setup.manifest.unlabelled) // 2)
     dtc = settings.estimator == "dtc"
     probes = min(len(order) - 2, max(2, round(settings.probe_share * len(order)))) if dtc else 0
-    features = _geometry(setup, _embed(setup, run, order[probes:], progress), order, probes)
+    found_features = _embed(setup, run, order[probes:], progress)
+    features = _geometry(found_features, np.array(setup.labels), order, probes, config.self_labels)
     found = (dtc_estimate if dtc else gcd_estimate)(
         features.labelled,
         features.labels,
         features.unlabelled,
         settings,
         most=most,
-        seed=_seed(setup),
+        seed=_estimate_seed(config.optim.seed),
         track=progress.track,
     )
     if found.by_accuracy == most:
@@ -109,14 +112,14 @@ def _by_trials(setup: Setup, run: RunDir, progress: Progress) -> Estimate:
     return found
 
 
-def _orders(setup: Setup, draws: int) -> Ids:
+def _orders(known: int, *, draws: int, seed: int) -> Ids:
     """Return random orders of the known classes [draws, classes]; the first classes of each are the probes."""
-    rng = np.random.default_rng([setup.config.optim.seed, Purpose.ESTIMATE])
-    return np.stack([rng.permutation(len(setup.manifest.known_classes)) for _ in range(draws)])
+    rng = np.random.default_rng([seed, Purpose.ESTIMATE])
+    return np.stack([rng.permutation(known) for _ in range(draws)])
 
 
-def _seed(setup: Setup) -> int:
-    return seed_for(setup.config.optim.seed, Purpose.ESTIMATE) % 2**32
+def _estimate_seed(seed: int) -> int:
+    return seed_for(seed, Purpose.ESTIMATE) % 2**32
 
 
 def _embed(setup: Setup, run: RunDir, taught: Ids, progress: Progress) -> Tensor:
@@ -148,9 +151,8 @@ def _embed(setup: Setup, run: RunDir, taught: Ids, progress: Progress) -> Tensor
     return found
 
 
-def _geometry(setup: Setup, found: Tensor, order: Ids, probes: int) -> _Features:
+def _geometry(found: Tensor, labels: Ids, order: Ids, probes: int, settings: SelfLabelConfig) -> _Features:
     """Return features in the geometry of the classes after the first `probes` in `order`; without probes, of all."""
-    labels, settings = np.array(setup.labels), setup.config.self_labels
     numbers = _numbers(order, labels)
     taught, used = np.flatnonzero(numbers >= probes), np.flatnonzero(numbers < (probes or len(order)))
     whitening = class_whitening(found[taught], torch.from_numpy(numbers[taught] - probes), shrinkage=settings.shrinkage)
