@@ -148,7 +148,7 @@ def measure_form(trunk: str, form: str, folder: Path) -> dict[str, float]:
     plan = BatchPlan(LABELLED, UNLABELLED, LABELLED, UNLABELLED, seed=0)
     views: FileViews | CachedViews
     if form in {"cached", "limit"}:
-        views = cache_views(state.model.trunk, paths, data, folder=folder, track=progress.silent)
+        views = cache_views(state.model.trunk, paths, data, folder=folder, progress=progress.SILENT)
     else:
         views = FullSizeViews(paths, data) if form == "plain" else FileViews(paths, data)
     loader = batches(views, plan, workers=0, device=state.model.device)

@@ -28,6 +28,8 @@ class NcdError(Exception):
     def __init__(self, message: str, *, hint: str | None = None) -> None:
         super().__init__(message)
         self.hint = hint
+        if hint and hasattr(self, "add_note"):  # since Python 3.11 a traceback shows it, e.g. in a notebook
+            self.add_note(f"hint: {hint}")
 
 
 class UsageError(NcdError):

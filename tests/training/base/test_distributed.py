@@ -32,7 +32,6 @@ from safetensors.torch import load_file
 from torch.distributed import HashStore
 from torch.distributed.distributed_c10d import _set_pg_timeout
 
-from ncd_serve import progress
 from ncd_serve.errors import UsageError
 from tests.runs import SILENT, again, ready
 
@@ -160,7 +159,7 @@ def test_torchrun_starts_killed_processes_again(glyphs: Path, tiny_settings: lis
 
     prepared = again(killed)
     trunk, data = training.load_state(prepared, killed.checkpoint).model.trunk, prepared.config.data
-    cache_views(trunk, prepared.manifest.images, data, folder=tmp_path / "alone", track=progress.silent)
+    cache_views(trunk, prepared.manifest.images, data, folder=tmp_path / "alone", progress=SILENT)
     (alone,), (shared,) = (tmp_path / "alone").iterdir(), views.iterdir()
     assert alone.name == shared.name and alone.read_bytes() == shared.read_bytes()
 

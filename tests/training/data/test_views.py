@@ -7,7 +7,7 @@ from ncd_training.model.branches import Trunk
 from ncd_training.model.map_cache import CachedViews, cache_bytes, cache_views
 from ncd_training.model.trunk import build_trunk
 
-from ncd_serve import progress
+from tests.runs import SILENT
 
 CPU = torch.device("cpu")
 
@@ -57,11 +57,11 @@ def test_cached_views_are_the_trunk_of_file_views_and_are_reused(glyphs: Path, t
     torch.manual_seed(0)
     trunk = Trunk(build_trunk("small_resnet", resolution=32))
     paths = images(glyphs)
-    cached = cache_views(trunk, paths, data(), folder=tmp_path, track=progress.silent)
+    cached = cache_views(trunk, paths, data(), folder=tmp_path, progress=SILENT)
     (file,) = tmp_path.iterdir()
     assert cache_bytes(trunk, len(paths), data()) == file.stat().st_size - 128
     made = file.stat().st_mtime_ns
-    cache_views(trunk, paths, data(), folder=tmp_path, track=progress.silent)
+    cache_views(trunk, paths, data(), folder=tmp_path, progress=SILENT)
     assert file.stat().st_mtime_ns == made
     first, second = cached.__getitems__([ViewRequest(i, (i, i)) for i in range(4)])
     assert first.shape == second.shape == (4, *trunk(torch.zeros(1, 3, 32, 32, dtype=torch.uint8)).shape[1:])
@@ -74,7 +74,7 @@ def test_any_change_makes_a_new_cache(glyphs: Path, tmp_path: Path) -> None:
 
     def cache(number: int, **more: object) -> None:
         settings = data(**more)
-        cache_views(trunk, paths[:number], settings, folder=tmp_path, track=progress.silent)
+        cache_views(trunk, paths[:number], settings, folder=tmp_path, progress=SILENT)
 
     cache(4)
     cache(5)
@@ -86,7 +86,7 @@ def test_any_change_makes_a_new_cache(glyphs: Path, tmp_path: Path) -> None:
 
 def test_batches_for_a_gpu_are_in_pinned_memory(glyphs: Path, tmp_path: Path) -> None:
     trunk = Trunk(build_trunk("small_resnet", resolution=32))
-    cached = cache_views(trunk, images(glyphs), data(), folder=tmp_path, track=progress.silent)
+    cached = cache_views(trunk, images(glyphs), data(), folder=tmp_path, progress=SILENT)
     plan = BatchPlan(6, 4, 3, 2, seed=0)
     for views in (FileViews(images(glyphs), data()), cached):
         assert batches(views, plan, workers=0, device=torch.device("cuda")).pin_memory
@@ -96,7 +96,7 @@ def test_batches_for_a_gpu_are_in_pinned_memory(glyphs: Path, tmp_path: Path) ->
 def test_both_kinds_of_views_come_in_the_plan_s_order(glyphs: Path, tmp_path: Path) -> None:
     trunk = Trunk(build_trunk("small_resnet", resolution=32))
     paths = images(glyphs)
-    cached = cache_views(trunk, paths, data(), folder=tmp_path, track=progress.silent)
+    cached = cache_views(trunk, paths, data(), folder=tmp_path, progress=SILENT)
     plan = BatchPlan(6, 4, 3, 2, seed=0)
     for views in (FileViews(paths, data()), cached):
         shapes = [[len(view) for view in step] for step in batches(views, plan, workers=0, device=CPU)]

@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
     from typing_extensions import Self
 
-    from ncd_serve.progress import Track
+    from ncd_serve.progress import Progress, Track
     from ncd_training.config.schema import DataConfig
     from ncd_training.model.branches import Trunk
 
@@ -58,7 +58,13 @@ class CachedViews(Views):
 
 
 def cache_views(
-    trunk: Trunk, paths: Sequence[Path], data: DataConfig, *, folder: Path, track: Track, ranks: Ranks | None = None
+    trunk: Trunk,
+    paths: Sequence[Path],
+    data: DataConfig,
+    *,
+    folder: Path,
+    progress: Progress,
+    ranks: Ranks | None = None,
 ) -> CachedViews:
     """Compute the trunk's maps of `data.cache_views` views of every image, unless they are cached already.
 
@@ -69,9 +75,12 @@ def cache_views(
     target = ranks.own_folder(folder) / f"views-{_fingerprint(trunk, paths, data)}.npy"
     with ranks.one_file(target) as unfinished:
         if unfinished is not None:
+            size = cache_bytes(trunk, len(paths), data)
+            what = f"caching backbone features of {data.cache_views} views per image"
+            progress.say(f"{what}: {size / 1e6:,.0f} MB in {folder}")
             requests = [ViewRequest(index, _cache_seeds(index, data.cache_views)) for index in range(len(paths))]
             views = FileViews(paths, data)
-            _write_maps(trunk, views, requests, unfinished, workers=data.workers, track=track, ranks=ranks)
+            _write_maps(trunk, views, requests, unfinished, workers=data.workers, track=progress.track, ranks=ranks)
     return CachedViews(target)
 
 

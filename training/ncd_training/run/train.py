@@ -18,7 +18,7 @@ from ncd_training.base.run_dir import ALONE, RunDir
 from ncd_training.data.prepare import check_processes, images_changed, prepare
 from ncd_training.data.scan import load_manifest_of_run
 from ncd_training.data.views import BatchPlan, FileViews, Views, batches
-from ncd_training.model.map_cache import cache_bytes, cache_views
+from ncd_training.model.map_cache import cache_views
 from ncd_training.model.weights import check_weights, initial_trunk
 from ncd_training.objective.method import Material, checked
 from ncd_training.pretext import Stages
@@ -232,7 +232,4 @@ def _views(setup: Setup, trunk: Trunk, run: RunDir, progress: Progress, ranks: R
     data, images = setup.config.data, setup.manifest.images
     if not data.cache_views:
         return FileViews(images, data)
-    folder = data.cache_dir or run.cache
-    size = cache_bytes(trunk, len(images), data)
-    progress.say(f"cached backbone features of {data.cache_views} views per image: {size / 1e6:,.0f} MB in {folder}")
-    return cache_views(trunk, images, data, folder=folder, track=progress.track, ranks=ranks)
+    return cache_views(trunk, images, data, folder=data.cache_dir or run.cache, progress=progress, ranks=ranks)
