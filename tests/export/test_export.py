@@ -96,7 +96,7 @@ def test_the_card_is_complete(bundle: Path) -> None:
         "## Intended use",
         "- The number of clusters is fixed before training.",
         "- Data: drawn by ncd-serve (Apache-2.0)",
-        "- Weights: learned from the data above alone",
+        "- Weights: trained on the data above only",
     ):
         assert line in card, line
 

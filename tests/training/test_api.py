@@ -177,3 +177,11 @@ def test_a_damaged_manifest_is_named(tiny_run: Path, tmp_path: Path) -> None:
     run.manifest.write_bytes(run.manifest.read_bytes()[:100])
     with pytest.raises(DataError, match=r"manifest\.parquet is damaged"):
         open_run(run.path, progress=False).evaluate()
+
+
+def test_a_damaged_summary_is_named(tiny_run: Path, tmp_path: Path) -> None:
+    run = RunDir(shutil.copytree(tiny_run, tmp_path / "run"))
+    run.summary.write_text('{"scores": {"unlabelled-train": {"acc": "good"}}}')
+    with pytest.raises(DataError, match=r"summary\.json is damaged") as caught:
+        open_run(run.path, progress=False).evaluate()
+    assert "ncd-serve evaluate" in (caught.value.hint or "")

@@ -250,7 +250,7 @@ def test_what_methods_do_around_steps_ends_on_the_device(method: str, glyphs: Pa
 
 
 def test_a_run_s_state_is_built_on_the_device(glyphs: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("ncd_training.run.state.compute_device", lambda: META)
+    monkeypatch.setattr("ncd_training.run.step.compute_device", lambda: META)
     setup = ready(configured(**{"data.root": str(glyphs)}))
     state = build_state(setup, build_trunk("small_resnet", resolution=32), Ranks(size=2))
     tensors = {**state.model.state_dict(), **state.method.state_dict()}

@@ -1,4 +1,7 @@
-"""Pretext tasks for learning without labels: rotations (RotNet) and momentum contrast (MoCo v2)."""
+"""Training before discovery: pretext tasks without labels (RotNet, MoCo v2), and the stages of a run.
+
+Each stage trains the first branch's tail; afterwards all branches start from a copy of it.
+"""
 
 from __future__ import annotations
 

@@ -33,6 +33,7 @@ def photo(tmp_path: Path) -> Path:
 
 
 def test_two_servers_answer_side_by_side_and_end_with_their_blocks(repository: Path, photo: Path) -> None:
+    before = regions()  # of servers that other tests keep
     with serve(str(repository)) as first, serve(repository) as second:
         assert len({first.grpc_url, first.http_url, second.grpc_url, second.http_url}) == 4
         client = first.client
@@ -40,7 +41,7 @@ def test_two_servers_answer_side_by_side_and_end_with_their_blocks(repository: P
         rows = [next(server.client.assign([photo.parent])) for server in (first, second)]
         assert rows[0] == rows[1] and rows[0].path == str(photo) and rows[0].cluster_name in LABELS
         group = first._triton.pid
-    assert group_is_gone(group) and not regions()
+    assert group_is_gone(group) and regions() == before
     assert not client._closing.alive, "the client is closed with its server"
 
 
@@ -72,11 +73,12 @@ def test_mistakes_are_errors_with_a_hint_and_leave_no_server(repository: Path, t
         (repository, {"triton_options": ["--grpc-port=1"]}, UsageError, "is set by ncd-serve itself"),
         (repository, {"timeout": 0.0}, ServerError, "was not ready after 0 s"),
     ]
+    before = regions()
     for folder, options, kind, text in wrong:
         with pytest.raises(NcdError, match=text) as raised:
             serve(folder, **options)
         assert type(raised.value) is kind and raised.value.hint
-    assert not regions()
+    assert regions() == before
 
 
 def test_a_server_that_is_not_stopped_ends_with_its_program(repository: Path) -> None:

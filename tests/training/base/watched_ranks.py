@@ -14,6 +14,7 @@ from ncd_training.run import train as training
 
 from ncd_serve.cli import app
 from ncd_serve.errors import DataError
+from ncd_serve.progress import Progress
 
 FAILS = "NCD_TEST_FAILS"  # which rank fails, in which epoch (-1 is when views are cached), and how
 step, epoch, cache = loop.train_step, training.train_epoch, training.cache_views
@@ -37,7 +38,11 @@ def failing_epoch(state: Any, loader: Any, *rest: Any) -> Any:
 
 
 def failing_cache(*arguments: Any, ranks: Any, **more: Any) -> Any:
-    return cache(*arguments, **{**more, "track": lambda items, *_: failing(items, ranks.rank, -1)}, ranks=ranks)
+    class Failing(Progress):
+        def track(self, items: Iterable[Any], *_: Any, **__: Any) -> Iterator[Any]:
+            return failing(items, ranks.rank, -1)
+
+    return cache(*arguments, **{**more, "progress": Failing(more["progress"].console)}, ranks=ranks)
 
 
 def failing(batches: Iterable[Any], rank: int, epoch: int) -> Iterator[Any]:

@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 from ncd_training.config.schema import DataConfig
-from ncd_training.data.datasets import DATASETS, load_manifest, split
+from ncd_training.data.datasets import DATASETS, archives, load_manifest
 from ncd_training.data.datasets.archives import load_classes, load_split
 from ncd_training.data.manifest import Manifest
 from PIL import Image
@@ -56,7 +56,7 @@ def test_imagenet_s_lists_overlap_as_published() -> None:
 
 def test_a_changed_split_file_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     shutil.copytree(FOLDER, tmp_path / "splits")
-    monkeypatch.setattr(split, "_FOLDER", tmp_path / "splits")
+    monkeypatch.setattr(archives, "_FOLDER", tmp_path / "splits")
     file = tmp_path / "splits" / "cifar10.json"
     assert load_split("cifar10").novel[0] == "dog"
     file.write_text(file.read_text().replace('"dog"', '"cow"'))

@@ -22,7 +22,7 @@ from ncd_training.objective.kcl_mcl import SimilarityNetwork, pairwise_kl
 from ncd_training.objective.kmeans import set_to_centres
 from ncd_training.objective.method import Batch, Material, build_method, checked, method_named
 from ncd_training.objective.orca import margin_cross_entropy, positive_bce, positive_pairs
-from ncd_training.run import state as run_state
+from ncd_training.run import step as run_step
 from ncd_training.run import train as training
 from ncd_training.run.step import TrainState, train_epoch
 from ncd_training.score.metrics import cluster_accuracy, open_world_scores
@@ -92,7 +92,7 @@ def blob_state(config: TrainConfig) -> TrainState:
     parts = TrunkParts(nn.Identity(), nn.Identity(), tail, DIM)
     model = DualBranchModel(parts, known=KNOWN, novel=NOVEL, model=config.model)
     method = build_method(config, model, images=NOVEL * EACH, clusters=NOVEL)
-    return TrainState(model, method, run_state.build_optimizer(model, config.optim))
+    return TrainState(model, method, run_step.build_optimizer(model, config.optim))
 
 
 @torch.no_grad()

@@ -1,4 +1,4 @@
-"""Launch of this process: alone, or by torchrun as one of several training processes. Needs no torch."""
+"""Processes and threads: how this process was launched, alone or by torchrun, and work in threads. Needs no torch."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Run directory: names of its files, and access to the small ones."""
+"""Run directory: names of its files, access to the small ones, and the scores in its summary."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
 from safetensors import SafetensorError
 
 from ncd_serve.errors import DataError, UsageError
@@ -211,7 +211,13 @@ class RunDir:
 
     def read_summary(self) -> Summary:
         """Read the baselines and scores so far."""
-        return Summary.model_validate_json(self.summary.read_text()) if self.summary.exists() else Summary()
+        if not self.summary.exists():
+            return Summary()
+        try:
+            return Summary.model_validate_json(self.summary.read_bytes())
+        except ValidationError as error:
+            text = f"{self.summary} is damaged: {error.errors()[0]['msg']}"
+            raise DataError(text, hint=f"rm {self.summary}, then ncd-serve evaluate {self.path}") from None
 
     def write_summary(self, summary: Summary) -> None:
         """Replace the summary."""

@@ -1,4 +1,4 @@
-"""State of a training run: built from a configuration, or loaded from a checkpoint."""
+"""State of a training run, built from a configuration or loaded from a checkpoint; one epoch, one step."""
 
 from __future__ import annotations
 
@@ -13,7 +13,6 @@ from ncd_training.base.checkpoint import load_checkpoint
 from ncd_training.base.distributed import Ranks, with_global_batch_norm
 from ncd_training.base.precision import Precision, compute_device
 from ncd_training.base.randomness import Purpose, generator_for
-from ncd_training.config.schema import OptimConfig
 from ncd_training.model.branches import BranchOutput, DualBranchModel
 from ncd_training.model.onnx import configured_trunk
 from ncd_training.model.weights import initial_trunk
