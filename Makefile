@@ -5,7 +5,7 @@ BIN := $(VENV)/bin
 # Installed once for a given set of pins: the stamp is newer than what it was made from, and the environment still runs.
 STAMP := $(VENV)/.installed
 
-.PHONY: demo test quick check format docs clean
+.PHONY: demo test quick check format docs sbom pins clean
 .DEFAULT_GOAL := test
 
 demo: install
@@ -31,6 +31,15 @@ check: install
 # The pages of docs/, in build/site.
 docs: install
 	$(BIN)/mkdocs build --strict
+
+# All packages of the environment with versions, licences and hashes, as CycloneDX.
+sbom: install
+	mkdir -p build
+	$(BIN)/cyclonedx-py environment $(BIN)/python --pyproject pyproject.toml --output-file build/sbom.cdx.json
+
+# Whether a pinned release was taken back by its authors.
+pins: install
+	$(BIN)/python tools/check_pins.py
 
 format: install
 	$(BIN)/ruff check --fix-only .

@@ -25,9 +25,9 @@ from ncd_export.graph import ExportGraph
 from ncd_export.precision import to_int8
 from ncd_export.verify import compare_precisions
 from ncd_training.data.datasets.glyphs import NOVEL, write_glyphs
+from ncd_training.model.backbone import build_trunk
 from ncd_training.model.branches import DualBranchModel
 from ncd_training.model.onnx import write_onnx
-from ncd_training.model.trunk import build_trunk
 from numpy.typing import NDArray
 from rich.console import Console
 from rich.table import Table

@@ -15,8 +15,8 @@ from collections.abc import Callable
 
 import torch
 from ncd_training.config.schema import LossConfig, ModelConfig, TrainConfig
+from ncd_training.model.backbone import build_trunk
 from ncd_training.model.branches import BranchOutput, DualBranchModel
-from ncd_training.model.trunk import build_trunk
 from ncd_training.objective.dual import DualObjective
 from ncd_training.objective.method import Batch
 from ncd_training.run.step import TrainState, train_step

@@ -121,7 +121,13 @@ def train(data: Path, folder: Path, *, processes: int) -> float:
         command = [sys.executable, "-m", "torch.distributed.run", "--standalone", f"--nproc-per-node={processes}"]
         command += ["-m", "ncd_serve", "train", "--dataset", "glyphs", "--data-root", str(data)]
         command += ["--out", str(folder / f"{processes}-{epochs}")]
-        for setting in ("rotations.epochs=0", "model.trunk=resnet18", f"data.resolution={SIDE}", f"data.resize={SIDE}"):
+        for setting in (
+            "rotations.epochs=0",
+            "model.backbone=resnet18",
+            "model.weights=none",
+            f"data.resolution={SIDE}",
+            f"data.resize={SIDE}",
+        ):
             command += ["--set", setting]
         command += ["--set", f"optim.epochs={epochs}", "--set", "data.cache_views=0", "--set", "data.workers=0"]
         start = time.perf_counter()

@@ -24,9 +24,9 @@ from typing import NamedTuple
 import numpy as np
 from ncd_export.graph import ExportGraph
 from ncd_export.repository import add_to_repository
+from ncd_training.model.backbone import build_trunk
 from ncd_training.model.branches import DualBranchModel
 from ncd_training.model.onnx import write_onnx
-from ncd_training.model.trunk import build_trunk
 from numpy.typing import NDArray
 from PIL import Image
 from rich.console import Console

@@ -27,12 +27,13 @@ from tempfile import TemporaryDirectory
 import numpy as np
 import torch
 import torch.nn.functional as F
-from ncd_training.config.schema import DataConfig, TrainConfig
+from ncd_training.config.schema import DataConfig, ModelConfig, TrainConfig
 from ncd_training.data.views import BatchPlan, FileViews, batches
+from ncd_training.model.backbone import build_trunk
 from ncd_training.model.branches import BranchOutput, DualBranchModel
 from ncd_training.model.map_cache import CachedViews, cache_views
 from ncd_training.model.onnx import OnnxTrunk
-from ncd_training.model.trunk import TailOutput, TransformerTail, build_trunk
+from ncd_training.model.trunk import ClassTokenTail, TailOutput
 from ncd_training.objective.dual import DualObjective
 from ncd_training.objective.losses import bank_log_probabilities, symmetric_kl
 from ncd_training.objective.method import Batch
@@ -67,23 +68,23 @@ def draw_photos(folder: Path) -> None:
 
 def build(trunk: str, *, plain: bool) -> TrainState:
     config, parts = TrainConfig(), build_trunk(trunk, resolution=SIZES[trunk])
-    if plain and isinstance(parts.tail, TransformerTail):
-        parts = replace(parts, tail=WholeTail(parts.tail.block, parts.tail.norm, parts.tail.grid))
+    if plain and isinstance(parts.tail, ClassTokenTail):
+        parts = replace(parts, tail=WholeTail(parts.tail.block, parts.tail.norm, parts.tail.layout))
     model = DualBranchModel(parts, known=KNOWN, novel=NOVEL)
     if not plain:
         model.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
-        model.trunk.in_onnx = OnnxTrunk(trunk, SIZES[trunk])
+        model.trunk.in_onnx = OnnxTrunk(ModelConfig(backbone=trunk), SIZES[trunk])
     objective = DualObjective(model.dim, model=config.model, labels=config.pseudo_labels, loss=config.loss)
     model.train()
     return TrainState(model, objective, torch.optim.SGD(model.branches.parameters(), 0.01, momentum=0.9))
 
 
-class WholeTail(TransformerTail):
+class WholeTail(ClassTokenTail):
     """Tail with gradients for all tokens, even those that no loss term depends on."""
 
     def forward(self, tokens: Tensor) -> TailOutput:
         features = torch.relu(self.norm(self.block(tokens)))
-        return TailOutput(features[:, 1:].transpose(1, 2).unflatten(2, self.grid), features[:, 0])
+        return TailOutput(self.layout.to_map(features), features[:, 0])
 
 
 class FullSizeViews(FileViews):

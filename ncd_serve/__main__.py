@@ -1,5 +1,29 @@
-"""`python -m ncd_serve` is the `ncd-serve` command."""
+"""The `ncd-serve` command, also as `python -m ncd_serve`.
 
-from ncd_serve.cli.app import main
+Its modules take a moment to import. Until they are there, Ctrl-C ends the process at once, without a traceback.
+"""
 
-main()
+import os
+import signal
+import sys
+
+INTERRUPTED = 130
+_interruptible = signal.getsignal(signal.SIGINT) is signal.default_int_handler  # a background job may not be
+if _interruptible:
+    signal.signal(signal.SIGINT, lambda *_: os._exit(INTERRUPTED))
+
+
+def main() -> None:
+    """Run the command line."""
+    from ncd_serve.cli.app import main as run
+
+    try:
+        if _interruptible:
+            signal.signal(signal.SIGINT, signal.default_int_handler)
+        run()
+    except KeyboardInterrupt:
+        sys.exit(INTERRUPTED)
+
+
+if __name__ == "__main__":
+    main()

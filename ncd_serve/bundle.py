@@ -1,18 +1,24 @@
-"""Bundle: a verified, self-contained export. Its `bundle.json` describes and hashes the other files."""
+"""Bundle: a verified, self-contained export. Its `bundle.json` describes and hashes the other files.
+
+The digest of a bundle is that of `bundle.json`, and so of all of it. Hashes tell damage; who knows the digest from the
+export can tell another bundle, too.
+"""
 
 from __future__ import annotations
 
+import hashlib
 import json
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 
-from pydantic import BaseModel, ConfigDict, ValidationError
+from pydantic import AfterValidator, BaseModel, ConfigDict, Field, StringConstraints, ValidationError, model_validator
 
 from ncd_serve.errors import DataError
 from ncd_serve.files import sha256
 from ncd_serve.preprocess import PreprocessSpec
 from ncd_serve.reference import REFERENCE, Reference
+from ncd_serve.text import check_name
 
 SCHEMA_VERSION = 2
 MANIFEST, MODEL, LABELS, VERIFICATION, CARD = (
@@ -23,7 +29,16 @@ MANIFEST, MODEL, LABELS, VERIFICATION, CARD = (
     "MODEL_CARD.md",
 )
 HASHED = (MODEL, LABELS, VERIFICATION, CARD)  # in every bundle; since schema 2 the reference, too
+MAX_CLUSTERS = 100_000  # more than any model has; pages and tables hold a place for each
+_ATTEMPTS = 10
+_ALGORITHM = "sha256:"
+_MAX_MANIFEST_BYTES = 16 << 20
 _EXPORT_AGAIN = "export the run again: ncd-serve export RUN"
+
+
+Name = Annotated[str, AfterValidator(check_name)]
+# Of a file in the bundle's own folder.
+FileName = Annotated[str, StringConstraints(pattern=r"^[A-Za-z0-9_][A-Za-z0-9_.-]*$")]
 
 
 class _Schema(BaseModel):
@@ -45,14 +60,23 @@ class BundleManifest(BaseModel):
     method: str
     precision: str = "fp32"
     preprocess: PreprocessSpec
-    known_classes: list[str]
+    known_classes: list[Name]
     open_world: bool = False  # its first clusters are the known classes
-    cluster_names: list[str]
+    cluster_names: list[Name] = Field(max_length=MAX_CLUSTERS)
     merged: dict[int, int] = {}  # clusters whose images are given to another one; ids stay what they are
     junk: list[int] = []  # clusters that a person set aside
     training: dict[str, str | int | float | None]
     versions: dict[str, str]
-    sha256: dict[str, str]
+    sha256: dict[FileName, str]
+
+    @model_validator(mode="after")
+    def _fits_together(self) -> BundleManifest:
+        if self.open_world and len(self.known_classes) > len(self.cluster_names):
+            raise ValueError("it has more known classes than clusters")
+        for number in (*self.merged, *self.merged.values(), *self.junk):
+            if not 0 <= number < len(self.cluster_names):
+                raise ValueError(f"cluster {number} is none of its {len(self.cluster_names)} clusters")
+        return self
 
 
 @dataclass(frozen=True)
@@ -61,6 +85,7 @@ class Bundle:
 
     folder: Path
     manifest: BundleManifest
+    digest: str = field(default="", compare=False)  # of bundle.json, whose hashes cover all other files
 
     @property
     def model_path(self) -> Path:
@@ -69,21 +94,59 @@ class Bundle:
 
     def reference(self) -> Reference:
         """Read the reference: outputs for the images that the clusters were found in."""
-        return Reference.read(self.folder / REFERENCE)
+        found, clusters = Reference.read(self.folder / REFERENCE), len(self.manifest.cluster_names)
+        if found.clusters != clusters:
+            raise DataError(
+                f"{self.folder / REFERENCE} is of {found.clusters} clusters, not {clusters}", hint=_EXPORT_AGAIN
+            )
+        return found
 
     def verification(self) -> dict[str, Any]:
         """Read the comparison of the ONNX model with the trained one."""
-        found: dict[str, Any] = json.loads((self.folder / VERIFICATION).read_text(encoding="utf-8"))
+        try:
+            found: dict[str, Any] = json.loads((self.folder / VERIFICATION).read_text(encoding="utf-8"))
+        except (OSError, ValueError, RecursionError) as error:
+            raise DataError(f"{self.folder / VERIFICATION} is damaged: {error}", hint=_EXPORT_AGAIN) from None
         return found
 
+    def is_current(self) -> bool:
+        """Return whether no other bundle was published in its place since it was read."""
+        try:
+            return BundleManifest.model_validate_json((self.folder / MANIFEST).read_bytes()) == self.manifest
+        except (OSError, ValidationError):
+            return False
+
     @classmethod
-    def read(cls, folder: str | Path) -> Bundle:
-        """Open a bundle, or raise DataError: missing, of a newer schema, damaged or changed."""
-        folder = Path(folder)
+    def read(cls, folder: str | Path, *, digest: str | None = None) -> Bundle:
+        """Open a bundle, or raise DataError: missing, of a newer schema, damaged or changed, not of this digest."""
+        bundle = cls._read_whole(Path(folder))
+        if digest is not None and digest.removeprefix(_ALGORITHM) != bundle.digest.removeprefix(_ALGORITHM):
+            raise DataError(
+                f"{folder} has the digest {bundle.digest}, not {digest}",
+                hint="it is another bundle than the one that the digest was printed for",
+            )
+        return bundle
+
+    @classmethod
+    def _read_whole(cls, folder: Path) -> Bundle:
+        """Read a bundle that other processes may replace meanwhile."""
+        for _ in range(_ATTEMPTS):
+            before = _identity(folder)
+            try:
+                return cls._read(folder)
+            except (DataError, OSError):
+                if _identity(folder) == before:
+                    raise  # else it was replaced by another one while it was read
+        raise DataError(f"{folder} is being replaced again and again", hint="wait until it is published")
+
+    @classmethod
+    def _read(cls, folder: Path) -> Bundle:
         path = folder / MANIFEST
         if not path.is_file():
             raise DataError(f"{folder} is not a bundle: it has no {MANIFEST}", hint="ncd-serve export RUN makes one")
         try:
+            if path.stat().st_size > _MAX_MANIFEST_BYTES:
+                raise DataError(f"{path} is damaged: it has {path.stat().st_size:,} bytes", hint=_EXPORT_AGAIN)
             content = path.read_bytes()
             # First of all, since nothing else is known about the fields of a newer schema.
             schema = _Schema.model_validate_json(content).schema_version
@@ -97,7 +160,26 @@ class Bundle:
             first = error.errors()[0]
             where = ".".join(str(part) for part in first["loc"])
             raise DataError(f"{path} is damaged: {where}: {first['msg']}", hint=_EXPORT_AGAIN) from None
+        except OSError as error:
+            raise DataError(f"cannot read {path}: {error.strerror}", hint="check its permissions") from None
         for name in dict.fromkeys((*HASHED, *manifest.sha256)):
-            if not (folder / name).is_file() or sha256(folder / name) != manifest.sha256.get(name):
+            if _hash(folder / name) != manifest.sha256.get(name):
                 raise DataError(f"{folder / name} is missing or not the file that was verified", hint=_EXPORT_AGAIN)
-        return cls(folder, manifest)
+        return cls(folder, manifest, f"{_ALGORITHM}{hashlib.sha256(content).hexdigest()}")
+
+
+def _hash(file: Path) -> str:
+    """Return the hash of a file; an empty text if it is none, or cannot be read."""
+    try:
+        return sha256(file) if file.is_file() else ""
+    except OSError:
+        return ""
+
+
+def _identity(folder: Path) -> tuple[int, int] | None:
+    """Return what tells a folder from its successor of the same name; None if there is none."""
+    try:
+        facts = folder.stat()
+    except OSError:
+        return None
+    return facts.st_dev, facts.st_ino

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import re
 from collections.abc import Iterable
 from enum import Enum
 from typing import Any, Literal, NamedTuple
@@ -9,15 +11,30 @@ from typing import Any, Literal, NamedTuple
 import numpy as np
 from pydantic import ValidationError
 
-from ncd_serve.errors import ServerError
+from ncd_serve.errors import ServerError, UsageError
 from ncd_serve.preprocess import PreprocessSpec
 
 DEFAULT_MODEL = "ncd_global"  # name of a model in a repository
 DEFAULT_URL = "grpc://127.0.0.1:8001"
+TOKEN_VARIABLE = "NCD_SERVE_TOKEN"  # environment variable of servers and clients
+TOKEN_HEADER = "ncd-serve-token"  # by which Triton's gRPC server knows a token
 # Parameters of config.pbtxt with this prefix are facts for clients; no backend acts on them.
 FACT_PREFIX = "ncd_"
 PREPROCESS_FACT = f"{FACT_PREFIX}preprocess"
+DIGEST_FACT = f"{FACT_PREFIX}digest"  # of the bundle
+LIMITS = (4096, 16_384, 4096, 1_000_000)  # of a contract: resolution, resize, batch, clusters
 THREADS = "intra_op_thread_count"  # which the onnxruntime backend does act on
+
+
+def checked_token(token: str | None) -> str:
+    """Return the token that was given, else that of the environment, else an empty text; raise UsageError if unfit."""
+    chosen = os.environ.get(TOKEN_VARIABLE, "") if token is None else token
+    if chosen and not re.fullmatch(r"[A-Za-z0-9._~+/-]{8,200}", chosen):
+        raise UsageError(
+            "a token has 8 to 200 letters, digits, and . _ ~ + / -",
+            hint=f"python -c 'import secrets; print(secrets.token_urlsafe())' makes one; {TOKEN_VARIABLE} may hold it",
+        )
+    return chosen
 
 
 class Precision(str, Enum):
@@ -87,6 +104,18 @@ class Contract(NamedTuple):
 
 def read_contract(config: dict[str, Any], where: str) -> Contract:
     """Read the contract from the configuration of a model; raise ServerError with the reason if it is violated."""
+    try:
+        contract = _read(config, where)
+    except (TypeError, ValueError, KeyError, IndexError, AttributeError, OverflowError) as error:
+        raise _broken(where, f"its configuration is unreadable: {type(error).__name__}: {str(error)[:100]}") from None
+    sizes = (contract.preprocess.resolution, contract.preprocess.resize, contract.max_batch, contract.clusters)
+    for size, limit in zip(sizes, LIMITS, strict=True):
+        if not 0 < size <= limit:
+            raise _broken(where, f"one of its sizes is {size}, beyond {limit:,}")
+    return contract
+
+
+def _read(config: dict[str, Any], where: str) -> Contract:
     facts = config.get("parameters", {})
     if PREPROCESS_FACT not in facts:
         raise ServerError(f"{where} is not a model that ncd-serve exported", hint="name another with --model-name")

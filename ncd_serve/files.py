@@ -2,17 +2,22 @@
 
 from __future__ import annotations
 
+import ctypes
+import fcntl
 import hashlib
 import json
 import os
+import re
 import secrets
 import shutil
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
+
+_RETIRED = ".old"
 
 
 @contextmanager
@@ -34,27 +39,142 @@ def atomic_path(target: Path) -> Iterator[Path]:
 @contextmanager
 def atomic_directory(target: Path) -> Iterator[Path]:
     """Yield an empty directory beside `target`; it replaces the target when the block ends well."""
-    fresh = _beside(target)
-    fresh.mkdir(0o777)
-    retired = fresh.with_name(fresh.name + ".old")
-    try:
+    with staged_directory(target) as fresh:
         mode = fresh.stat().st_mode
         yield fresh
         fresh.chmod(mode)
-        if target.exists():
-            target.rename(retired)
-        fresh.rename(target)
+        swap_in(fresh, target)
+
+
+@contextmanager
+def staged_directory(target: Path) -> Iterator[Path]:
+    """Yield an empty directory with a hidden name beside `target`, which is removed at the end unless it was moved.
+
+    Those that killed processes left behind are removed first. One that is in use is locked by its process.
+    """
+    _sweep(target)
+    fresh, handle = _locked_directory(target)
+    try:
+        yield fresh
     finally:
-        if retired.exists() and not target.exists():
-            retired.rename(target)
-        for leftover in (fresh, retired):
-            shutil.rmtree(leftover, ignore_errors=True)
+        shutil.rmtree(fresh, ignore_errors=True)
+        os.close(handle)
+
+
+def swap_in(fresh: Path, target: Path) -> None:
+    """Put a directory in the place of another one, which takes its name; a reader always finds one of them.
+
+    Where the file system cannot exchange two directories, the target is missing for a moment.
+    """
+    if not target.exists():
+        fresh.rename(target)
+    elif not _exchange(fresh, target):
+        retired = fresh.with_name(fresh.name + _RETIRED)
+        target.rename(retired)
+        fresh.rename(target)
+        retired.rename(fresh)
+
+
+@contextmanager
+def no_empty_folders(*folders: Path) -> Iterator[None]:
+    """Remove folders that a failed block made and left empty: Triton would treat them as models."""
+    made = [folder for folder in folders if not folder.exists()]
+    try:
+        yield
+    except BaseException:
+        for folder in made:
+            with suppress(OSError):
+                folder.rmdir()
+        raise
+
+
+@contextmanager
+def locked(*folders: Path, shared: bool = False) -> Iterator[None]:
+    """Hold a lock on existing folders, together, which one process has at a time, or many if it is `shared`."""
+    places = {(facts.st_dev, facts.st_ino): folder for folder in folders for facts in (folder.stat(),)}
+    with ExitStack() as stack:
+        for _, folder in sorted(places.items()):  # in one order everywhere, or two processes would wait for each other
+            stack.callback(os.close, _lock(folder, fcntl.LOCK_SH if shared else fcntl.LOCK_EX))
+        yield
+
+
+def _lock(folder: Path, kind: int) -> int:
+    """Return a handle that locks a folder until it is closed. NFS locks no folders: there, a file in it is locked."""
+    handle = os.open(folder, os.O_RDONLY)
+    try:
+        fcntl.flock(handle, kind)
+    except OSError:
+        os.close(handle)
+        handle = os.open(folder / ".ncd-serve.lock", os.O_RDWR | os.O_CREAT, 0o666)
+        fcntl.flock(handle, kind)
+    return handle
+
+
+def is_unfinished(folder: Path) -> bool:
+    """Return whether a folder has nothing but what is being written, or what a killed process has left."""
+    names = [entry.name for entry in folder.iterdir()] if folder.is_dir() else []
+    return bool(names) and all(name.startswith(".") for name in names)
+
+
+def _sweep(target: Path) -> None:
+    """Remove what killed processes left beside a target; the target itself, if it was being moved, is restored."""
+    leftover = re.compile(re.escape(f".{target.name}.") + rf"[0-9a-f]{{8}}({re.escape(_RETIRED)})?")
+    for entry in target.parent.iterdir() if target.parent.is_dir() else ():
+        if not leftover.fullmatch(entry.name) or not entry.is_dir():
+            continue
+        with _claimed(entry) as abandoned:
+            if abandoned and entry.name.endswith(_RETIRED) and not target.exists():
+                entry.rename(target)
+            elif abandoned:
+                shutil.rmtree(entry, ignore_errors=True)
+
+
+def _locked_directory(target: Path) -> tuple[Path, int]:
+    while True:
+        fresh = _beside(target)
+        fresh.mkdir(0o777)
+        try:
+            handle = os.open(fresh, os.O_RDONLY)
+            with suppress(OSError):  # where folders cannot be locked, nobody sweeps
+                fcntl.flock(handle, fcntl.LOCK_EX)
+            fresh.stat()
+        except FileNotFoundError:  # swept by another process, before it was locked
+            continue
+        return fresh, handle
+
+
+@contextmanager
+def _claimed(folder: Path) -> Iterator[bool]:
+    """Lock a staged directory for the block; yield False if its process still has it, or it is gone."""
+    try:
+        handle = os.open(folder, os.O_RDONLY)
+    except OSError:
+        yield False
+        return
+    try:
+        fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except OSError:
+        yield False
+    else:
+        yield True
+    finally:
+        os.close(handle)
+
+
+def _exchange(one: Path, other: Path) -> bool:
+    """Exchange the names of two directories in one step; return False where the system or file system cannot."""
+    try:
+        rename = ctypes.CDLL(None, use_errno=True).renameat2
+    except AttributeError:
+        return False
+    here, exchange = -100, 2  # AT_FDCWD, RENAME_EXCHANGE
+    return bool(rename(here, os.fsencode(one.absolute()), here, os.fsencode(other.absolute()), exchange) == 0)
 
 
 def write_text(target: Path, text: str) -> None:
-    """Write a text file atomically."""
+    """Write a text file atomically. Parts of paths that are no UTF-8 become escapes."""
     with atomic_path(target) as temporary:
-        temporary.write_text(text, encoding="utf-8")
+        temporary.write_text(text, encoding="utf-8", errors="backslashreplace")
 
 
 def write_json(target: Path, content: Any) -> None:

@@ -5,7 +5,6 @@ Ids never change. A merged cluster hands its images to another one; those of a j
 
 from __future__ import annotations
 
-import unicodedata
 from collections import defaultdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal, NamedTuple
@@ -13,6 +12,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal, NamedTuple
 from pydantic import AfterValidator, BaseModel, ConfigDict, ValidationError, model_validator
 
 from ncd_serve.errors import DataError, did_you_mean
+from ncd_serve.text import check_name
 
 if TYPE_CHECKING:
     from ncd_serve.bundle import Bundle, BundleManifest
@@ -21,20 +21,6 @@ if TYPE_CHECKING:
 
 State = Literal["known", "named", "merged", "junk", "unnamed"]
 JUNK = "junk"
-_MAX_NAME_CHARACTERS = 200
-# What would break files that hold one name a line: control characters and line breaks.
-_FORBIDDEN = ("Cc", "Zl", "Zp")
-
-
-def _usable(name: str) -> str:
-    name = name.strip()
-    if not name:
-        raise ValueError("a name cannot be empty")
-    if len(name) > _MAX_NAME_CHARACTERS:
-        raise ValueError(f"a name has at most {_MAX_NAME_CHARACTERS} characters, not {len(name)}")
-    if any(unicodedata.category(character) in _FORBIDDEN for character in name):
-        raise ValueError("a name cannot hold line breaks or control characters")
-    return name
 
 
 class _Strict(BaseModel):
@@ -44,7 +30,7 @@ class _Strict(BaseModel):
 class ClusterEntry(_Strict):
     """Entry of names.json for one cluster: one of these fields, or none, which restores its default name."""
 
-    name: Annotated[str, AfterValidator(_usable)] | None = None
+    name: Annotated[str, AfterValidator(lambda name: check_name(name.strip()))] | None = None
     merge_into: int | None = None
     junk: bool = False
 

@@ -24,6 +24,9 @@ else:
     AnyPath, NumberOrAuto = Path, str
 
 
+_WORDS = ("auto", "none")  # instead of a path
+
+
 class Sets(NamedTuple):
     """Key of the setting that an option sets."""
 
@@ -59,19 +62,37 @@ NovelClasses = Annotated[
 ]
 Weights = Annotated[
     AnyPath | None,
-    typer.Option(help="Initial weights: MoCo v2, RotNet, torchvision, timm, DINO, or a run."),
+    typer.Option(
+        metavar="auto|none|PATH",
+        help="Initial weights. auto (the default): at hand, with the package, or on the hub. A file may be of MoCo v2, "
+        "RotNet, torchvision, timm or DINO; a folder or a run too.",
+    ),
     Sets("model.weights"),
 ]
 CacheViews = Annotated[
-    int | None,
-    typer.Option(min=0, help="Cache backbone features of N augmented views per image (faster on a CPU)."),
+    NumberOrAuto | None,
+    typer.Option(
+        metavar="N|auto",
+        help="Cache backbone features of N augmented views per image (faster on a CPU); auto: as many as fit.",
+    ),
     Sets("data.cache_views"),
 ]
 Seed = Annotated[int | None, typer.Option(help="Seed of all random choices."), Sets("optim.seed")]
 TensorBoard = Annotated[
     bool, typer.Option("--tensorboard", help="Write figures for TensorBoard too."), Sets("report.tensorboard")
 ]
-Trunk = Annotated[str | None, typer.Option(help="The backbone, e.g. resnet50 or cifar_resnet18."), Sets("model.trunk")]
+Backbone = Annotated[
+    str | None,
+    typer.Option(
+        "--backbone",
+        "--trunk",
+        help="Network by its name in timm, hf-hub:OWNER/NAME, local-dir:PATH; see `ncd-serve backbones`.",
+    ),
+    Sets("model.backbone"),
+]
+Download = Annotated[
+    bool, typer.Option("--download", help="Fetch weights from the hub if none are at hand."), Sets("model.download")
+]
 PretrainImages = Annotated[
     AnyPath | None,
     typer.Option("--images", "--unlabelled", help="Your images, flat or nested."),
@@ -109,7 +130,7 @@ def settings_of(function: Callable[..., Any], values: Mapping[str, Any]) -> dict
 def _plain(value: Any, *, is_path: bool) -> Any:
     """Return an option as a setting: paths are absolute, numbers are numbers."""
     if is_path:
-        return str(Path(value).absolute())
+        return str(value) if str(value) in _WORDS else str(Path(value).absolute())
     if isinstance(value, Enum):
         return value.value
     return int(value) if isinstance(value, str) and value.isdecimal() else value

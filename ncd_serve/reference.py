@@ -21,6 +21,23 @@ if TYPE_CHECKING:
 
 REFERENCE = "reference.npz"
 MAX_IMAGES = 10_000  # embeddings of more would outweigh the model
+_MAX_BYTES, _MAX_COUNT = 1 << 30, 1 << 53
+# Kinds of numbers or text, and dimensions: images, clusters, known classes, features.
+_ARRAYS = {
+    "checkpoint": ("U", ""),
+    "root": ("U", ""),
+    "paths": ("U", "N"),
+    "cluster_ids": ("iu", "N"),
+    "confidences": ("f", "N"),
+    "embeddings": ("f", "Nd"),
+    "known_ids": ("iu", "N"),
+    "known_classes": ("U", "K"),
+    "known_clusters": ("iu", ""),
+    "counts": ("iu", "C"),
+    "truth": ("U", "N"),
+    "matched": ("U", "C"),
+}
+_MAY_BE_EMPTY = ("known_classes", "truth", "matched")
 
 
 @dataclass(frozen=True)
@@ -83,17 +100,46 @@ class Reference:
                 hint="ncd-serve evaluate RUN writes a run's, ncd-serve export RUN a bundle's",
             )
         try:
-            with path.open("rb") as stream, np.load(stream) as stored:
-                wanted = [entry.name for entry in fields(cls) if entry.name in stored or _is_required(entry)]
-                content = {name: stored[name] for name in wanted}
-            if len(content.get("matched", ())) not in (0, len(content["counts"])):
-                raise ValueError("not every cluster is matched or unmatched")
-        except (OSError, KeyError, ValueError, zipfile.BadZipFile) as error:
+            content = _unpacked(path)
+            _check_arrays(content)
+        except Exception as error:  # a damaged archive makes its readers raise anything
             raise DataError(f"{path} is damaged: {error}", hint="write it again: ncd-serve evaluate RUN") from None
         plain = ("checkpoint", "paths", "known_classes", "known_clusters", "truth", "matched")
         values = {name: content[name].tolist() for name in plain if name in content}
         rest = {"root": Path(str(content["root"])), "embeddings": content["embeddings"].astype(np.float32)}
         return cls(**{**content, **values, **rest})
+
+
+def _unpacked(path: Path) -> dict[str, NDArray[Any]]:
+    """Return the arrays of a file, which may be at most `_MAX_BYTES` long together."""
+    with zipfile.ZipFile(path) as archive:
+        size = sum(entry.file_size for entry in archive.infolist())
+    if size > _MAX_BYTES:
+        raise ValueError(f"it unpacks to {size:,} bytes")
+    with path.open("rb") as stream, np.load(stream) as stored:
+        wanted = [entry.name for entry in fields(Reference) if entry.name in stored or _is_required(entry)]
+        return {name: stored[name] for name in wanted}
+
+
+def _check_arrays(content: dict[str, NDArray[Any]]) -> None:
+    """Raise ValueError unless types, shapes and values of all arrays fit together."""
+    sizes = {"N": len(content["paths"]), "C": len(content["counts"]), "K": len(content["known_classes"])}
+    sizes["d"] = content["embeddings"].shape[-1]
+    if not sizes["N"] or not sizes["C"]:
+        raise ValueError("it has no images or no clusters")
+    for name, array in content.items():
+        kinds, letters = _ARRAYS[name]
+        if array.shape == (0,) and name in _MAY_BE_EMPTY:
+            continue
+        if array.dtype.kind not in kinds or array.shape != tuple(sizes[letter] for letter in letters):
+            raise ValueError(f"{name} is {array.dtype} {list(array.shape)}")
+    if not all(np.isfinite(content[name]).all() for name in ("confidences", "embeddings")):
+        raise ValueError("it has values that are not finite")
+    for name, limit in {"cluster_ids": sizes["C"], "known_ids": max(sizes["K"], 1), "counts": _MAX_COUNT}.items():
+        if content[name].size and not 0 <= content[name].min() <= content[name].max() < limit:
+            raise ValueError(f"{name} is outside of 0 to {limit - 1}")
+    if content["known_clusters"] not in (0, sizes["K"]):
+        raise ValueError(f"{content['known_clusters']} clusters are known classes, of {sizes['K']}")
 
 
 def _is_required(entry: Field[Any]) -> bool:

@@ -13,7 +13,9 @@ import numpy as np
 
 from ncd_serve.bundle import Bundle
 from ncd_serve.contract import outputs_in_rows
-from ncd_serve.errors import MissingExtraError, UsageError, did_you_mean
+from ncd_serve.errors import DataError, MissingExtraError, UsageError, did_you_mean
+from ncd_serve.onnx_file import check_self_contained
+from ncd_serve.text import printable
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -40,6 +42,7 @@ _PROVIDERS = {
     Device.TENSORRT: [_TENSORRT, _CUDA, _CPU],
 }
 _LOG_WARNINGS, _LOG_FATAL = 2, 4
+_EXPORT_AGAIN = "export the run again: ncd-serve export RUN"
 
 
 class Answer(NamedTuple):
@@ -69,8 +72,12 @@ class Session(Protocol):
         """Return outputs by name for the given inputs."""
         ...
 
+    def get_inputs(self) -> list[Any]:
+        """Return the inputs of the model; each has a `name`, a `type` and a `shape`."""
+        ...
+
     def get_outputs(self) -> list[Any]:
-        """Return the outputs of the model; each has a `name`."""
+        """Return the outputs of the model; each has a `name` and a `shape`."""
         ...
 
     def get_providers(self) -> list[str]:
@@ -79,9 +86,13 @@ class Session(Protocol):
 
 
 def open_session(model: Path, *, threads: int = 0, device: Device = Device.CPU) -> Session:
-    """Open an ONNX Runtime session on a device; raise MissingExtraError if it cannot. 0 threads is one per core."""
+    """Open an ONNX Runtime session on a device; raise MissingExtraError if it cannot. 0 threads is one per core.
+
+    Raises DataError for a file that is damaged, or that refers to other files.
+    """
     import onnxruntime as ort
 
+    check_self_contained(model)
     options = ort.SessionOptions()
     options.intra_op_num_threads = threads
     if device is Device.CPU:
@@ -103,7 +114,12 @@ def open_session(model: Path, *, threads: int = 0, device: Device = Device.CPU) 
 def _open(ort: Any, model: Path, options: Any, device: Device) -> Session:
     providers = [name for name in _PROVIDERS[device] if name in ort.get_available_providers()]
     # Its own fallback prints to standard output.
-    session: Session = ort.InferenceSession(str(model), options, providers=providers, enable_fallback=0)
+    try:
+        session: Session = ort.InferenceSession(str(model), options, providers=providers, enable_fallback=0)
+    except Exception as error:  # its errors have no other base
+        if isinstance(error, RuntimeError) and device is not Device.CPU:
+            raise  # of the device, not of the file
+        raise DataError(f"{model} cannot be loaded: {printable(error)}", hint=_EXPORT_AGAIN) from None
     return session
 
 
@@ -130,20 +146,39 @@ class OnnxRunner:
     def __init__(self, bundle: Bundle | str | Path, *, device: Device | str = Device.CPU, threads: int = 0) -> None:
         if not isinstance(bundle, Bundle):
             bundle = Bundle.read(bundle)
+        self._session = open_session(bundle.model_path, threads=threads, device=_device(device))
+        if not bundle.is_current():  # another one was published meanwhile: names and model belong together
+            bundle = Bundle.read(bundle.folder)
+            self._session = open_session(bundle.model_path, threads=threads, device=_device(device))
         self.preprocess = bundle.manifest.preprocess
         self.cluster_names = bundle.manifest.cluster_names
-        self._session = open_session(bundle.model_path, threads=threads, device=_device(device))
+        self.digest = bundle.digest
         self.provider = self._session.get_providers()[0]
         self._outputs = outputs_in_rows(output.name for output in self._session.get_outputs())
+        self._check(bundle)
 
     def answer(self, images: NDArray[np.uint8]) -> Answer:
         """Ask the model about images uint8 [N, H, W, 3]."""
-        arrays = self._session.run([output.name for output in self._outputs], {"image": images})
+        try:
+            arrays = self._session.run([output.name for output in self._outputs], {"image": images})
+        except Exception as error:  # its errors have no other base
+            raise DataError(f"the model cannot answer: {printable(error)}", hint=_EXPORT_AGAIN) from None
         pairs = zip(self._outputs, arrays, strict=True)
         typed: dict[str, NDArray[Any]] = {
             output.name: array.astype(output.numpy_dtype, copy=False) for output, array in pairs
         }
         return Answer(**typed)
+
+    def _check(self, bundle: Bundle) -> None:
+        """Raise DataError unless the model takes images and answers with as many clusters as the bundle has names."""
+        side, clusters = self.preprocess.resolution, len(self.cluster_names)
+        inputs = [(entry.name, entry.type, list(entry.shape[1:])) for entry in self._session.get_inputs()]
+        outputs = {entry.name: list(entry.shape[1:]) for entry in self._session.get_outputs()}
+        if inputs != [("image", "tensor(uint8)", [side, side, 3])] or outputs.get("probabilities") != [clusters]:
+            raise DataError(
+                f"{bundle.model_path} is not the model of its bundle: it takes {inputs} and answers with {outputs}",
+                hint=_EXPORT_AGAIN,
+            )
 
 
 def _device(name: Device | str) -> Device:
@@ -156,9 +191,13 @@ def _device(name: Device | str) -> Device:
 
 
 @contextmanager
-def open_bundle(bundle: str | Path, *, device: Device, progress: Progress) -> Iterator[OnnxRunner]:
-    """Yield a bundle's model in this process, and print its device."""
+def open_bundle(
+    bundle: str | Path, *, device: Device, digest: str | None = None, progress: Progress
+) -> Iterator[OnnxRunner]:
+    """Yield a bundle's model in this process, and print its device. With a `digest`, other bundles are refused."""
     runner = OnnxRunner(bundle, device=device)
+    if digest is not None and runner.digest != Bundle.read(bundle, digest=digest).digest:
+        raise DataError(f"{bundle} was replaced while it was opened", hint="try again")
     where = runner.provider.removesuffix("ExecutionProvider")
     why = " (CUDA cannot be used here)" if device is Device.AUTO and where == "CPU" else ""
     progress.say(f"ONNX Runtime runs on {where}{why}")

@@ -26,17 +26,19 @@ from ncd_training.summary.figures import initial_weights
 from ncd_export.graph import ExportGraph
 from ncd_export.model_card import render_card
 from ncd_export.precision import PRECISIONS, PrecisionKind, precision_for
+from ncd_export.publish import Destination, finish_interrupted, publish, publishing
 from ncd_export.rename import keep_names
-from ncd_export.repository import add_to_repository, check_place, check_writable, disk_errors_as_data_errors
+from ncd_export.repository import check_place, check_writable, disk_errors_as_data_errors
 from ncd_export.triton_config import MAX_BATCH, THIS_CPU, Hardware
-from ncd_export.verify import Agreement, Images, Verification, compare_precisions, verify
+from ncd_export.verify import Agreement, Images, Verification, check_finite, compare_precisions, verify
 from ncd_serve.bundle import CARD, HASHED, LABELS, MANIFEST, MODEL, VERIFICATION, Bundle, BundleManifest
 from ncd_serve.contract import DEFAULT_MODEL, Precision
 from ncd_serve.errors import DataError
-from ncd_serve.files import atomic_directory, sha256, write_json, write_text
+from ncd_serve.files import sha256, staged_directory, write_json, write_text
 from ncd_serve.preprocess import PreprocessSpec, load_array
 from ncd_serve.progress import Progress
 from ncd_serve.reference import REFERENCE, Reference
+from ncd_serve.text import labels_text
 
 _PACKAGES = ("ncd-serve", "torch", "onnx")
 _VERIFICATION_IMAGES, _CALIBRATION_IMAGES, _CALIBRATION_BATCH = 256, 128, 8
@@ -92,7 +94,8 @@ def export_run(
     planned = setup.config.optim.epochs
     if state.epoch < planned:
         progress.say(f"exporting the state after {state.epoch} of {planned} epochs", style="yellow")
-    with disk_errors_as_data_errors(out), atomic_directory(out) as folder:
+    finish_interrupted(out)
+    with disk_errors_as_data_errors(out), staged_directory(out) as folder:
         reference = _write_reference(setup, run, state, options, folder / REFERENCE, progress)
         graph = ExportGraph(state.model, reference.limits()).cpu().eval()
         manifest = _bundle_manifest(setup, run, options, state, checkpoint=reference.checkpoint)
@@ -101,16 +104,11 @@ def export_run(
         scored = options.checkpoint is None and state.epoch == planned
         write_text(folder / CARD, render_card(manifest, setup, run.read_summary(), agreement, scored=scored))
         _write_facts(folder, manifest, verification, agreement)
-        if keep_names(out, Bundle.read(folder)):
-            progress.say("the clusters keep the names, merges and junk marks of the previous bundle")
-        version_folder = add_to_repository(
-            Bundle.read(folder),
-            repository,
-            name=name,
-            hardware=options.hardware,
-            replace=options.replace,
-            keep=options.keep,
-        )
+        with publishing(out, repository):
+            if keep_names(out, Bundle.read(folder)):
+                progress.say("the clusters keep the names, merges and junk marks of the previous bundle")
+            place = {"hardware": options.hardware, "replace": options.replace, "keep": options.keep}
+            version_folder = publish(folder, out, Destination(repository=repository, name=name, **place))
     return Exported(Bundle.read(out), version_folder, verification, agreement)
 
 
@@ -120,7 +118,7 @@ def _write_facts(
     """Write verification, labels and, last, the manifest with the hashes of all other files."""
     compared = {**verification.as_dict(), "agreement": asdict(agreement) if agreement else None}
     write_json(folder / VERIFICATION, compared)
-    write_text(folder / LABELS, "".join(f"{label}\n" for label in manifest.cluster_names))
+    write_text(folder / LABELS, labels_text(manifest.cluster_names))
     hashes = {file: sha256(folder / file) for file in (*HASHED, REFERENCE)}
     write_text(folder / MANIFEST, manifest.model_copy(update={"sha256": hashes}).model_dump_json(indent=2) + "\n")
 
@@ -139,6 +137,7 @@ def _write_reference(
         data, paths = setup.config.data, setup.manifest.unlabelled
         what = "evaluating unlabelled images"
         outputs = run_model(state.model, paths, data.preprocess, workers=data.workers, track=progress.track, what=what)
+        check_finite(outputs.embedding, outputs.confidences)
         open_world = setup.config.model.heads == "open_world"
         reference = to_reference(outputs, setup.manifest, checkpoint=checkpoint, clusters_are_classes=open_world)
         reference.write(target)
@@ -230,7 +229,7 @@ def _bundle_manifest(
         open_world=open_world,
         cluster_names=names,
         training={
-            "trunk": config.model.trunk,
+            "backbone": config.model.backbone,
             "initial_weights": initial_weights(config, run.read_summary()),
             "branches": config.model.branches,
             "epochs": state.epoch,

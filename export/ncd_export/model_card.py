@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from jinja2 import Environment, PackageLoader, StrictUndefined
+from ncd_training.model.hub import restriction
 from ncd_training.objective.method import method_named
 from ncd_training.summary.figures import split_uses
 
@@ -40,7 +41,8 @@ def render_card(
         agreement=agreement,
         tells_known=setup.config.model.heads != "separate",
         data_licence=_data_licence(setup.config.data.dataset),
-        weights_file=summary.weights.file if summary.weights else None,
+        weights=summary.weights,
+        restriction=restriction(summary.weights.licence) if summary.weights else None,
     )
 
 

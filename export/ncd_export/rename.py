@@ -11,17 +11,14 @@ from typing import TYPE_CHECKING
 import onnx
 
 from ncd_export.merge import set_merges
-from ncd_export.repository import (
-    add_to_repository,
-    check_place,
-    check_writable,
-    disk_errors_as_data_errors,
-    hardware_of,
-)
+from ncd_export.publish import Destination, publish, publishing
+from ncd_export.repository import check_place, check_writable, disk_errors_as_data_errors, hardware_of
 from ncd_serve.bundle import CARD, LABELS, MANIFEST, MODEL, Bundle, BundleManifest
 from ncd_serve.errors import DataError
-from ncd_serve.files import atomic_directory, sha256, write_text
+from ncd_serve.files import sha256, staged_directory, write_text
 from ncd_serve.naming import ClusterState, Names, Naming, apply_names, cluster_states
+from ncd_serve.onnx_file import check_self_contained
+from ncd_serve.text import labels_text
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -31,19 +28,20 @@ _MARKDOWN = re.compile(r"([\\`*_\[\]<>|#~&])")
 
 
 def rename_bundle(
-    bundle: Bundle, naming: Naming, *, repository: Path, name: str, keep: int | None = None
+    bundle: Path, names: Names, *, repository: Path, name: str, keep: int | None = None
 ) -> tuple[Bundle, Path]:
     """Rewrite the bundle and add it to the repository, or change neither; return it with the folder of the version."""
-    out = bundle.folder.resolve()
+    apply_names(Bundle.read(bundle).manifest, names)  # whatever is wrong with them is said before anything is written
     check_place(repository, name)
+    out = bundle.resolve()
     check_writable(out.parent)
-    hardware = hardware_of(repository, name)
-    with disk_errors_as_data_errors(out), atomic_directory(out) as folder:
+    with disk_errors_as_data_errors(out), publishing(out, repository), staged_directory(out) as folder:
+        manifest = Bundle.read(out).manifest  # once more: another process may have named clusters meanwhile
         shutil.copytree(out, folder, dirs_exist_ok=True)  # including files that the user added
-        _rewrite(folder, bundle.manifest, naming)
-        renamed = Bundle.read(folder)
-        version = add_to_repository(renamed, repository, name=name, hardware=hardware, keep=keep)
-    return Bundle(bundle.folder, renamed.manifest), version
+        _rewrite(folder, manifest, apply_names(manifest, names))
+        hardware = hardware_of(repository, name)
+        version = publish(folder, out, Destination(repository=repository, name=name, hardware=hardware, keep=keep))
+    return Bundle.read(bundle), version
 
 
 def keep_names(old: Path, fresh: Bundle) -> bool:
@@ -67,8 +65,8 @@ def _rewrite(folder: Path, old: BundleManifest, naming: Naming) -> None:
     }
     new = old.model_copy(update={**identity, **naming._asdict()})
     _rewrite_model(folder / MODEL, new)
-    write_text(folder / LABELS, "".join(f"{label}\n" for label in new.cluster_names))
-    card = (folder / CARD).read_text(encoding="utf-8")
+    write_text(folder / LABELS, labels_text(new.cluster_names))
+    card = (folder / CARD).read_text(encoding="utf-8", errors="replace")
     for key, value in identity.items():
         card = card.replace(getattr(old, key), value)
     write_text(folder / CARD, _NAMES_SECTION.sub("", card) + _names_section(new))
@@ -77,6 +75,7 @@ def _rewrite(folder: Path, old: BundleManifest, naming: Naming) -> None:
 
 
 def _rewrite_model(path: Path, manifest: BundleManifest) -> None:
+    check_self_contained(path)
     model = onnx.load(path)
     set_merges(model.graph, manifest.merged, known=len(manifest.known_classes))
     facts = {entry.key: entry.value for entry in model.metadata_props}

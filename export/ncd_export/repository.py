@@ -3,21 +3,33 @@
 from __future__ import annotations
 
 import os
+import re
 import shutil
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
 from ncd_export.triton_config import MARK, THIS_CPU, Hardware, render_config
 from ncd_serve.bundle import LABELS, MODEL, Bundle
 from ncd_serve.contract import THREADS
 from ncd_serve.errors import DataError, UsageError
-from ncd_serve.files import atomic_directory, atomic_path
+from ncd_serve.files import (
+    atomic_directory,
+    atomic_path,
+    is_unfinished,
+    locked,
+    no_empty_folders,
+    staged_directory,
+    swap_in,
+    write_text,
+)
 from ncd_serve.triton.jpeg import add_jpeg_model, jpeg_model_name
 from ncd_serve.triton.repository import CONFIG, MODEL_NAME, VERSION, read_config
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
     from pathlib import Path
+
+_LEFTOVER = re.compile(r"\..+\.[0-9a-f]{8}(\.old)?")  # hidden names of what killed processes were writing
 
 
 def add_to_repository(
@@ -34,26 +46,72 @@ def add_to_repository(
     `keep` is the number of versions to keep; older ones are removed. A server sees either the old or the new state.
     """
     check_place(repository, name)
-    folder = repository / name
-    newest = max(_versions(folder), default=0)
-    target = folder / str(newest if replace and newest else newest + 1)
+    with no_empty_folders(repository):
+        repository.mkdir(parents=True, exist_ok=True)
+        with locked(repository):
+            version = next_version(repository, name, replace=replace)
+            return add_version(bundle, repository, name=name, version=version, hardware=hardware, keep=keep)
+
+
+def next_version(repository: Path, name: str, *, replace: bool = False) -> int:
+    """Return the number of the version to write: a new one, or with `replace` the newest."""
+    versions = _versions(repository / name)
+    if replace and versions:
+        return versions[-1]
+    # A killed process may have left one for image files alone, and a server may have read it already.
+    return max([*versions, *_versions(repository / jpeg_model_name(name))], default=0) + 1
+
+
+def add_version(
+    bundle: Bundle, repository: Path, *, name: str, version: int, hardware: Hardware, keep: int | None = None
+) -> Path:
+    """Write one version of a model in a repository that is locked; return its folder.
+
+    The model's folder, with configuration, labels and all versions, is replaced in one step. It is prepared in the
+    folder of the model for image files, since Triton takes every folder of a repository for a model.
+    """
+    folder, jpeg = repository / name, repository / jpeg_model_name(name)
+    versions = sorted({*_versions(folder), version})[-(keep or 0) :]
     config = render_config(bundle, name=name, hardware=hardware)
-    with (
-        _no_empty_folders(folder, repository),
-        # All files are complete before any of them appears: the version first, then labels, then the configuration.
-        atomic_path(folder / CONFIG) as new_config,
-        atomic_path(folder / LABELS) as new_labels,
-        atomic_directory(target) as fresh,
-    ):
+    with no_empty_folders(jpeg), staged_directory(jpeg / name) as fresh:
+        _link_all(folder, fresh)
+        _write_version(bundle, fresh, config, version)
+        _remove(fresh, versions)
+        add_jpeg_model(bundle, repository, name=name, version=version)
+        swap_in(fresh, folder)
+    _remove(jpeg, versions)
+    return folder / str(version)
+
+
+def _link_all(folder: Path, fresh: Path) -> None:
+    """Fill a folder with the files of another one, as hard links."""
+    if folder.is_dir():
+        shutil.copytree(folder, fresh, symlinks=True, copy_function=_link, dirs_exist_ok=True)
+
+
+def _remove(folder: Path, versions: list[int]) -> None:
+    """Remove all versions but these, and whatever a killed process was writing."""
+    for entry in folder.iterdir():
+        if _LEFTOVER.fullmatch(entry.name) or (VERSION.fullmatch(entry.name) and int(entry.name) not in versions):
+            if entry.is_dir():
+                shutil.rmtree(entry)
+            else:
+                entry.unlink()
+
+
+def _link(source: str, target: str) -> None:
+    try:
+        os.link(source, target)
+    except OSError:  # a file system without links
+        shutil.copy2(source, target)
+
+
+def _write_version(bundle: Bundle, folder: Path, config: str, version: int) -> None:
+    with atomic_directory(folder / str(version)) as fresh:
         shutil.copyfile(bundle.model_path, fresh / MODEL)
-        shutil.copyfile(bundle.folder / LABELS, new_labels)
-        new_config.write_text(config, encoding="utf-8")
-        add_jpeg_model(bundle, repository, name=name, version=int(target.name))
-    if keep is not None:
-        for entry in (folder, repository / jpeg_model_name(name)):
-            for version in _versions(entry)[:-keep]:
-                shutil.rmtree(entry / str(version))
-    return target
+    with atomic_path(folder / LABELS) as labels:
+        shutil.copyfile(bundle.folder / LABELS, labels)
+    write_text(folder / CONFIG, config)
 
 
 def check_place(repository: Path, name: str) -> None:
@@ -61,7 +119,8 @@ def check_place(repository: Path, name: str) -> None:
     if not MODEL_NAME.fullmatch(name):
         raise UsageError(f"'{name}' is not a valid model name", hint="use letters, digits, and _ . -")
     config = repository / name / CONFIG
-    if config.parent.exists() and not (config.is_file() and MARK in config.read_text(errors="replace")):
+    marked = config.is_file() and MARK in config.read_text(errors="replace")
+    if config.parent.exists() and not (marked or is_unfinished(config.parent)):
         raise DataError(f"{config.parent} was not made by ncd-serve", hint="choose another --model-name or repository")
     check_writable(config.parent)
 
@@ -74,13 +133,13 @@ def check_writable(folder: Path) -> None:
 
 
 @contextmanager
-def disk_errors_as_data_errors(bundle: Path) -> Iterator[None]:
-    """Convert OSError into DataError; for blocks that undo their changes when they fail."""
+def disk_errors_as_data_errors(target: Path) -> Iterator[None]:
+    """Convert OSError into DataError; for blocks that write a target and undo their changes when they fail."""
     try:
         yield
     except OSError as error:
         raise DataError(
-            f"cannot write {error.filename or bundle}: {error.strerror or error}",
+            f"cannot write {target}: {error.strerror or error}",
             hint="nothing was changed; free some disk space, or choose another folder for the bundle or the repository",
         ) from error
 
@@ -96,15 +155,3 @@ def hardware_of(repository: Path, name: str) -> Hardware:
 def _versions(folder: Path) -> list[int]:
     """Return the numbers of the versions, oldest first."""
     return sorted(int(entry.name) for entry in folder.glob("*") if VERSION.fullmatch(entry.name))
-
-
-@contextmanager
-def _no_empty_folders(*folders: Path) -> Iterator[None]:
-    """Remove folders that a failure left empty: Triton would treat them as models."""
-    try:
-        yield
-    except BaseException:
-        for folder in folders:
-            with suppress(OSError):
-                folder.rmdir()
-        raise

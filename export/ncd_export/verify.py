@@ -61,15 +61,20 @@ class Agreement:
     required: float
 
 
+def check_finite(*outputs: NDArray[np.float32]) -> None:
+    """Raise DataError if outputs of the trained model contain NaN or infinity."""
+    if not all(np.isfinite(output).all() for output in outputs):
+        raise DataError(
+            "the outputs of the trained model contain NaN or infinity", hint="train again with a lower learning rate"
+        )
+
+
 def verify(
     graph: ExportGraph, model: Path, images: Images, *, max_batch: int, track: progress.Track = progress.silent
 ) -> Verification:
     """Compare torch and ONNX Runtime on images, in batches of 1, 2, 7 and `max_batch`; raise ExportMismatchError."""
     expected = _torch_answers(graph, images, track)
-    if not all(np.isfinite(expected[name]).all() for name in _WITH_TOLERANCE if name in expected):
-        raise DataError(
-            "the outputs of the trained model contain NaN or infinity", hint="train again with a lower learning rate"
-        )
+    check_finite(*(expected[name] for name in _WITH_TOLERANCE if name in expected))
     differences: dict[str, float] = {}
     equal = 1.0
     sizes = (*BATCH_SIZES, max_batch)

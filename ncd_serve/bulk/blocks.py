@@ -16,8 +16,9 @@ import pyarrow.parquet as pq
 from ncd_serve.bulk.storage import file_at, reaching, read_url, scheme
 from ncd_serve.errors import DataError, UsageError
 from ncd_serve.inputs.archives import images_in_archive, is_archive
-from ncd_serve.inputs.images import Source, find_images, is_image, printable
+from ncd_serve.inputs.images import Source, find_images, is_image
 from ncd_serve.inputs.sources import STDIN, listed, matching
+from ncd_serve.text import printable
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator

@@ -7,7 +7,6 @@ from contextlib import closing
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
-from ncd_serve.bundle import Bundle
 from ncd_serve.errors import DataError, needs_extra
 from ncd_serve.rows.writing import RowOptions, summarise
 from ncd_serve.runners import Device
@@ -17,6 +16,7 @@ if TYPE_CHECKING:
 
     from ncd_serve.bulk.parts import Order, Plan
     from ncd_serve.bulk.storage import Folder
+    from ncd_serve.bundle import Bundle
     from ncd_serve.progress import Progress
 
 _DEFAULT_BLOCK_IMAGES = 1000  # a few seconds of work, and a file of a useful size
@@ -33,7 +33,7 @@ class RayOptions(NamedTuple):
 
 def assign_in_bulk(
     images: Sequence[str | Path],
-    bundle: str | Path,
+    bundle: Bundle,
     *,
     target: str,
     resume: bool,
@@ -47,9 +47,9 @@ def assign_in_bulk(
         from ncd_serve.bulk.parts import Order, check_folder, finished, remove_leftovers
         from ncd_serve.bulk.storage import Folder
 
-    opened, folder = Bundle.read(bundle), Folder(target)
+    folder = Folder(target)
     asked = {**vars(options), "block": ray.block or _DEFAULT_BLOCK_IMAGES}
-    order = Order.of(opened.manifest, sources=list(map(str, images)), **asked)
+    order = Order.of(bundle.manifest, sources=list(map(str, images)), **asked)
     plan = check_folder(folder, order, resume=resume) or _plan(folder, order)
     before = len(finished(folder))
     if before == plan.blocks:
@@ -60,7 +60,7 @@ def assign_in_bulk(
         most, device = engine.room(ray.device)
         workers = ray.workers or most
         progress.say(f"blocks: {plan.blocks - before}, workers: {workers} ({device.value})")
-        with closing(engine.run(plan, folder, opened, workers=workers, device=device)) as parts:
+        with closing(engine.run(plan, folder, bundle, workers=workers, device=device)) as parts:
             _count(progress.track(parts, "assigning", plan.blocks, before), counts, progress)
     remove_leftovers(folder)
     if left := plan.blocks - len(finished(folder)):

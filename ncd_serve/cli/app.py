@@ -15,6 +15,7 @@ import typer
 from ncd_serve import __version__
 from ncd_serve.cli import (
     assign,
+    backbones,
     compare,
     config,
     demo,
@@ -49,6 +50,7 @@ app = typer.Typer(
 )
 app.command()(train.train)
 app.command()(pretrain.pretrain)
+app.command()(backbones.backbones)
 app.command()(estimate_k.estimate_k)
 app.command()(evaluate.evaluate)
 app.command()(compare.compare)

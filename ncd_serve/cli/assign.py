@@ -9,7 +9,7 @@ from typing import Annotated
 import typer
 
 from ncd_serve.cli.console import messages, out
-from ncd_serve.cli.options import AllowUrls, Engine, Form, Images, MinConfidence, Resume, TopK
+from ncd_serve.cli.options import AllowUrls, Digest, Engine, Form, Images, MinConfidence, Resume, TopK
 from ncd_serve.errors import UsageError
 from ncd_serve.progress import Progress
 from ncd_serve.runners import Device
@@ -22,6 +22,7 @@ def assign(
         str | None,
         typer.Option("--out", help="Write rows to a .csv, .jsonl or .parquet file; with Ray a folder, also by URL."),
     ] = None,
+    digest: Digest = None,
     resume: Resume = False,
     form: Form = None,
     top_k: TopK = 3,
@@ -49,18 +50,19 @@ def assign(
     ] = None,
 ) -> None:
     """Assign images to clusters without a server, with ONNX Runtime."""
+    from ncd_serve.bundle import Bundle
     from ncd_serve.rows.writing import RowOptions, print_rows, save_rows
     from ncd_serve.runners import open_bundle
 
     progress, options = Progress(messages), RowOptions(top_k, min_confidence, allow_urls)
-    load = partial(open_bundle, bundle, device=device, progress=progress)
+    load = partial(open_bundle, bundle, device=device, digest=digest, progress=progress)
     if engine is Engine.RAY:
         from ncd_serve.bulk.run import RayOptions, assign_in_bulk
 
         if output is None:
             raise UsageError("--engine ray needs an --out", hint="add --out FOLDER")
-        ray = RayOptions(device, block, workers, ray_address)
-        assign_in_bulk(images, bundle, target=output, resume=resume, options=options, ray=ray, progress=progress)
+        opened, ray = Bundle.read(bundle, digest=digest), RayOptions(device, block, workers, ray_address)
+        assign_in_bulk(images, opened, target=output, resume=resume, options=options, ray=ray, progress=progress)
     elif block or workers or ray_address:
         raise UsageError("--block, --workers and --ray-address are for Ray", hint="add --engine ray")
     elif output:

@@ -12,9 +12,11 @@ from ncd_serve.cli.console import out, progress, say
 from ncd_serve.cli.options import ConfigFile, Recipes, SetOptions
 from ncd_serve.errors import UsageError, needs_extra
 from ncd_serve.options import (
+    Backbone,
     CacheViews,
     DataRoot,
     Dataset,
+    Download,
     Labelled,
     ManifestFile,
     NovelClasses,
@@ -33,7 +35,9 @@ def compare(
     manifest: ManifestFile = None,
     strict_data: StrictData = False,
     novel_classes: NovelClasses = None,
+    backbone: Backbone = None,
     weights: Weights = None,
+    download: Download = False,
     cache_views: CacheViews = None,
     recipe: Recipes = None,
     config: ConfigFile = None,

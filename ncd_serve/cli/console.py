@@ -11,17 +11,17 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import NoReturn
 
-from rich.console import Console
 from rich.markup import escape
 
 from ncd_serve.errors import NcdError
 from ncd_serve.progress import Progress
+from ncd_serve.text import SafeConsole
 
-out = Console()
-messages = Console(stderr=True)
+out = SafeConsole()
+messages = SafeConsole(stderr=True)
 progress = Progress(messages)
 say = progress.say
-_errors = Console(stderr=True)
+_errors = SafeConsole(stderr=True)
 FOLLOWER_DELAY_SECONDS = 5
 
 

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from ncd_serve.cli.console import messages, out
-from ncd_serve.cli.options import ModelName
+from ncd_serve.cli.options import Digest, ModelName
 from ncd_serve.deploy import Target
 
 if TYPE_CHECKING:
@@ -28,6 +28,7 @@ def render(
     target: Annotated[Target, typer.Argument(help="Platform that runs the servers.")],
     bundle: Annotated[Path, typer.Option(help="A bundle.")],
     folder: Annotated[Path, typer.Option("--out", help="Folder to write.")],
+    digest: Digest = None,
     repository: Annotated[Path, typer.Option(help="Triton model repository that serves it.")] = Path(
         "model_repository"
     ),
@@ -50,7 +51,7 @@ def render(
     check_untouched(folder)
     with messages.status("measuring how much memory the model needs"):
         facts = collect_facts(
-            Bundle.read(bundle), repository, model=model_name, image=image, repository_uri=repository_uri
+            Bundle.read(bundle, digest=digest), repository, model=model_name, image=image, repository_uri=repository_uri
         )
     write(facts, target, folder)
     device = "1 GPU" if facts.gpu else f"{facts.cpus} CPUs"

@@ -13,9 +13,11 @@ from ncd_serve.cli.console import out, progress
 from ncd_serve.cli.options import ConfigFile, Recipes, SetOptions
 from ncd_serve.errors import needs_extra
 from ncd_serve.options import (
+    Backbone,
     CacheViews,
     DataRoot,
     Dataset,
+    Download,
     EstimatorName,
     Labelled,
     ManifestFile,
@@ -39,7 +41,9 @@ def estimate_k(
     strict_data: StrictData = False,
     estimator: EstimatorName = None,
     most: MostClasses = None,
+    backbone: Backbone = None,
     weights: Weights = None,
+    download: Download = False,
     cache_views: CacheViews = None,
     recipe: Recipes = None,
     config: ConfigFile = None,

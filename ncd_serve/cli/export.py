@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Annotated
 
 import typer
+from rich.markup import escape
 
 from ncd_serve.cli.console import out, progress
 from ncd_serve.cli.options import ModelName
@@ -82,8 +83,9 @@ def export(
         )
     version = max((repository / model_name).glob("[0-9]*"), key=lambda folder: int(folder.name))
     out.print(
-        f"bundle: [bold]{bundle.folder}[/bold]\nmodel:  [bold]{version}[/bold]\n"
-        f"next: ncd-serve serve --repository {repository}",
+        f"bundle: [bold]{escape(str(bundle.folder))}[/bold]\ndigest: {bundle.digest}\n"
+        f"model:  [bold]{escape(str(version))}[/bold]\n"
+        f"next: ncd-serve serve --repository {escape(str(repository))}",
         highlight=False,
         soft_wrap=True,
     )

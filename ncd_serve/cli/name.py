@@ -35,24 +35,25 @@ def apply(
 ) -> None:
     """Write names and merges into a bundle, and add it to a Triton model repository as a new version."""
     from ncd_serve.bundle import Bundle
-    from ncd_serve.naming import Names, State, apply_names, cluster_states
+    from ncd_serve.naming import Names, Naming, State, apply_names, cluster_states
 
     wanted = Names.read(names)
     folder = bundle or wanted.bundle
     if folder is None:
         raise UsageError(f"{names} does not say which bundle it is for", hint="add --bundle RUN/bundle")
-    opened = Bundle.read(folder)
-    naming = apply_names(opened.manifest, wanted)
+    apply_names(Bundle.read(folder).manifest, wanted)  # what is wrong is said even where nothing can be written
     with needs_extra("export"):
         from ncd_export.rename import rename_bundle
     with messages.status("writing the named model"):
-        named, version = rename_bundle(opened, naming, repository=repository, name=model_name, keep=keep)
-    _note_same_names(naming)
-    counts = Counter(cluster.state for cluster in cluster_states(named.manifest))
+        named, version = rename_bundle(folder, wanted, repository=repository, name=model_name, keep=keep)
+    about = named.manifest
+    _note_same_names(Naming(about.cluster_names, about.merged, about.junk))
+    counts = Counter(cluster.state for cluster in cluster_states(about))
     parts = [f"{counts[state]} {state}" for state in get_args(State) if counts[state]]
     out.print(
-        f"{len(naming.cluster_names)} clusters: {', '.join(parts)}\n"
-        f"bundle: [bold]{escape(str(named.folder))}[/bold]\nmodel:  [bold]{escape(str(version))}[/bold]\n"
+        f"{len(about.cluster_names)} clusters: {', '.join(parts)}\n"
+        f"bundle: [bold]{escape(str(named.folder))}[/bold]\ndigest: {named.digest}\n"
+        f"model:  [bold]{escape(str(version))}[/bold]\n"
         f"next: ncd-serve serve --repository {escape(str(repository))}    (a server with --watch loads it by itself)",
         highlight=False,
         soft_wrap=True,

@@ -8,6 +8,8 @@ from typing import Annotated
 
 import typer
 
+from ncd_serve.contract import TOKEN_VARIABLE
+
 
 class RowFormat(str, Enum):
     """Format of printed rows."""
@@ -35,6 +37,9 @@ MethodName = Annotated[
 SetOptions = Annotated[list[str] | None, typer.Option("--set", help="One setting: section.key=value.")]
 ResumeRun = Annotated[Path | None, typer.Option(help="Resume an interrupted run.")]
 
+Digest = Annotated[
+    str | None, typer.Option(help="Refuse the bundle unless it has this digest, which `ncd-serve export` printed.")
+]
 ModelName = Annotated[str, typer.Option(help="The model's name in the repository.")]
 Images = Annotated[
     list[str],
@@ -55,4 +60,10 @@ Output = Annotated[
 Resume = Annotated[bool, typer.Option("--resume", help="Resume an interrupted command with the same --out.")]
 MinConfidence = Annotated[
     float, typer.Option(min=0.0, max=1.0, help="Rows with less confidence get the status `unsure`.")
+]
+Token = Annotated[
+    str | None,
+    typer.Option(
+        envvar=TOKEN_VARIABLE, show_envvar=True, help="The token that the server asks of clients.", show_default=False
+    ),
 ]

@@ -11,6 +11,7 @@ from ncd_serve.cli.console import out, progress
 from ncd_serve.cli.options import ConfigFile, Recipes, ResumeRun, SetOptions
 from ncd_serve.errors import needs_extra
 from ncd_serve.options import (
+    Backbone,
     DataRoot,
     Dataset,
     ManifestFile,
@@ -20,7 +21,6 @@ from ncd_serve.options import (
     PretrainMethod,
     Seed,
     StrictData,
-    Trunk,
     check_resume,
 )
 
@@ -33,7 +33,7 @@ def pretrain(
     labelled: PretrainLabelled = None,
     manifest: ManifestFile = None,
     strict_data: StrictData = False,
-    trunk: Trunk = None,
+    backbone: Backbone = None,
     epochs: PretrainEpochs = None,
     recipe: Recipes = None,
     config: ConfigFile = None,
@@ -55,7 +55,7 @@ def pretrain(
     run = RunDir(weights.parent)
     out.print(
         f"weights: [bold]{weights}[/bold]\n"
-        f"next: ncd-serve train --weights {run.path} --set model.trunk={run.config().model.trunk} ...",
+        f"next: ncd-serve train --weights {run.path} --backbone {run.config().model.backbone} ...",
         highlight=False,
         soft_wrap=True,
     )

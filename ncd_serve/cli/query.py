@@ -8,7 +8,7 @@ from typing import Annotated
 import typer
 
 from ncd_serve.cli.console import messages, out
-from ncd_serve.cli.options import AllowUrls, Form, Images, MinConfidence, ModelName, Output, Resume, TopK
+from ncd_serve.cli.options import AllowUrls, Form, Images, MinConfidence, ModelName, Output, Resume, Token, TopK
 from ncd_serve.contract import DEFAULT_MODEL, DEFAULT_URL
 from ncd_serve.errors import UsageError
 from ncd_serve.progress import Progress
@@ -31,13 +31,16 @@ def query(
     patience: Annotated[
         float, typer.Option(min=0.0, help="Seconds to keep retrying a server that cannot be reached.")
     ] = 60.0,
+    token: Token = None,
 ) -> None:
     """Ask a Triton server for the cluster ids of images."""
     from ncd_serve.client.client import Client
     from ncd_serve.rows.writing import RowOptions, print_rows, save_rows
 
     progress, options = Progress(messages), RowOptions(top_k, min_confidence, allow_urls)
-    connect = partial(Client, url, model=model_name, timeout=timeout, patience=patience, concurrency=concurrency)
+    connect = partial(
+        Client, url, model=model_name, timeout=timeout, patience=patience, concurrency=concurrency, token=token
+    )
     if output:
         save_rows(images, connect, target=output, resume=resume, options=options, progress=progress)
     elif resume:

@@ -11,6 +11,8 @@ import typer
 from rich.table import Column, Table
 
 from ncd_serve.cli.console import messages, out
+from ncd_serve.cli.options import Token
+from ncd_serve.contract import checked_token
 from ncd_serve.errors import ServerError
 from ncd_serve.progress import Progress
 
@@ -34,6 +36,11 @@ def serve(
     ] = False,
     log: Annotated[Path | None, typer.Option(help="Write Triton's log to this file.")] = None,
     timeout: Annotated[float, typer.Option(help="Seconds to wait for the models to load.")] = 120.0,
+    token: Token = None,
+    python_models: Annotated[
+        bool,
+        typer.Option("--allow-python-models", help="Serve models that run code of their own, if you trust them."),
+    ] = False,
     triton_options: Annotated[
         list[str] | None, typer.Argument(help="After a lone --: options of tritonserver itself.", show_default=False)
     ] = None,
@@ -51,6 +58,8 @@ def serve(
         quiet=quiet,
         log=log,
         timeout=timeout,
+        token=checked_token(token),
+        python_models=python_models,
         triton_options=triton_options or (),
     )
     if detached:

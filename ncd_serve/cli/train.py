@@ -17,9 +17,11 @@ from ncd_serve.cli.options import (
 )
 from ncd_serve.errors import UsageError, needs_extra
 from ncd_serve.options import (
+    Backbone,
     CacheViews,
     DataRoot,
     Dataset,
+    Download,
     Labelled,
     ManifestFile,
     NovelClasses,
@@ -41,7 +43,9 @@ def train(
     manifest: ManifestFile = None,
     strict_data: StrictData = False,
     novel_classes: NovelClasses = None,
+    backbone: Backbone = None,
     weights: Weights = None,
+    download: Download = False,
     cache_views: CacheViews = None,
     method: MethodName = None,
     recipe: Recipes = None,

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import asyncio
 import weakref
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator, Callable, Iterator
 from concurrent.futures import Future
+from functools import partial
 from types import TracebackType
 from typing import Any
 
@@ -13,7 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ncd_serve.client.connection import CHECK_SERVER, Connection, in_background
-from ncd_serve.contract import DEFAULT_MODEL, DEFAULT_URL, Contract, read_contract
+from ncd_serve.contract import DEFAULT_MODEL, DEFAULT_URL, Contract, checked_token, read_contract
 from ncd_serve.errors import ServerError, UsageError
 from ncd_serve.fit import FITS
 from ncd_serve.inputs.sources import Images, find_sources
@@ -35,7 +36,8 @@ class Client:
 
     Reads the model's shape, batch limit, preprocessing and cluster names from the server when it is created, and
     raises an error for a model that does not fit the contract. `timeout` is the limit for one request in seconds.
-    Requests to an unreachable server are retried for `patience` seconds, so a restart loses no row. Thread-safe.
+    Requests to an unreachable server are retried for `patience` seconds, so a restart loses no row. `token` is sent to
+    servers that ask for one; by default it is taken from the environment, NCD_SERVE_TOKEN. Thread-safe.
     """
 
     def __init__(
@@ -46,10 +48,12 @@ class Client:
         timeout: float = DEFAULT_TIMEOUT,
         patience: float = DEFAULT_PATIENCE,
         concurrency: int = DEFAULT_CONCURRENCY,
+        token: str | None = None,
     ) -> None:
         self.in_flight = concurrency
         self._pending: set[Future[Any]] = set()
-        opening = _ServedModel.open(url, model, timeout=timeout, patience=patience, concurrency=concurrency)
+        connect = partial(Connection, url, model, timeout=timeout, patience=patience, token=checked_token(token))
+        opening = _ServedModel.open(connect, concurrency=concurrency)
         self._model = in_background(opening).result()
         self._closing = weakref.finalize(self, _close, self._model)
         self.preprocess, self.max_batch, *_ = self._model.contract
@@ -157,8 +161,8 @@ class _ServedModel:
         self.close = connection.close
 
     @classmethod
-    async def open(cls, url: str, model: str, *, timeout: float, patience: float, concurrency: int) -> _ServedModel:
-        connection = Connection(url, model, timeout=timeout, patience=patience)
+    async def open(cls, connect: Callable[[], Connection], *, concurrency: int) -> _ServedModel:
+        connection = connect()
         try:
             served = cls(connection, read_contract(await connection.config(), connection.where), concurrency)
             await served._read_names()
@@ -171,11 +175,15 @@ class _ServedModel:
         """Read the label of every cluster, through the classification extension: the only request for labels."""
         blank = np.zeros((1, *self._shape), np.uint8)
         (answer,) = await self._connection.infer(blank, ["probabilities"], class_count=self.contract.clusters)
-        for entry in answer.ravel():
-            # score:index:label, where a label may hold colons itself
-            _score, index, *label = entry.decode(errors="replace").split(":", 2)
-            if label:
-                self.cluster_names[int(index)] = label[0]
+        try:
+            for entry in answer.ravel():
+                # score:index:label, where a label may hold colons itself
+                text = entry.decode(errors="replace") if isinstance(entry, bytes) else str(entry)
+                _score, index, *label = text.split(":", 2)
+                if label:
+                    self.cluster_names[range(self.contract.clusters)[int(index)]] = label[0]
+        except (ValueError, IndexError):
+            raise ServerError(f"{self._connection.where} answered with invalid labels", hint=CHECK_SERVER) from None
 
     async def answer(self, images: NDArray[np.uint8]) -> Answer:
         if images.dtype != np.uint8 or images.shape[1:] != self._shape or not len(images):
@@ -195,17 +203,19 @@ class _ServedModel:
         async with self._room:
             arrays = await self._connection.infer(images, [output.name for output in outputs])
         # One value for each image, as Triton declares it, is a column.
-        pairs = zip(outputs, arrays, strict=True)
+        pairs = list(zip(outputs, arrays, strict=True))
         shaped = {output.name: array if output.shape else array.reshape(-1) for output, array in pairs}
         answer = Answer(**shaped)
-        if wrong := _wrong(answer, len(images), self.contract.clusters):
+        wrong = next((output.name for output, array in pairs if array.dtype != output.numpy_dtype), None)
+        if wrong := wrong or _wrong(answer, len(images), self.contract.clusters):
             raise ServerError(f"{self._connection.where} answered with an invalid {wrong}", hint=CHECK_SERVER)
         return answer
 
 
 def _wrong(answer: Answer, images: int, clusters: int) -> str | None:
     """Return the name of an output with invalid values, or None."""
-    if answer.probabilities.shape != (images, clusters) or not np.isfinite(answer.probabilities).all():
+    given = answer.probabilities
+    if given.shape != (images, clusters) or not ((given >= 0) & (given <= 1 + 1e-3)).all():  # nor NaN
         return "array of probabilities"
     if answer.fit is not None and (len(answer.fit) != images or not np.isin(answer.fit, range(len(FITS))).all()):
         return "fit"

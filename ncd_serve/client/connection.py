@@ -19,6 +19,7 @@ import numpy as np
 from numpy.typing import NDArray
 from tritonclient.utils import InferenceServerException
 
+from ncd_serve.contract import TOKEN_HEADER, TOKEN_VARIABLE
 from ncd_serve.errors import ServerError, UsageError
 
 _T = TypeVar("_T")
@@ -30,11 +31,13 @@ _FIRST_CONTACT_PATIENCE = 1.0
 _START_ONE = "start one with: ncd-serve serve (gRPC is on port 8001, HTTP on 8000 by default)"
 _TRUST = "trust your own certificate with GRPC_DEFAULT_SSL_ROOTS_FILE_PATH (grpcs) or SSL_CERT_FILE (https)"
 CHECK_SERVER = "ncd-serve doctor --url checks a server"
+_NO_ENTRY = ("asks for a token", "This protocol is restricted")
+_GIVE_TOKEN = f"give the server's token with --token, or in {TOKEN_VARIABLE}"
 _UNAVAILABLE = ("StatusCode.UNAVAILABLE", "502", "503", "504")
 _DEAD_WORKER = "is not healthy"  # a model's process has died; `ncd-serve serve` restarts the server then
 _GRPC_OPTIONS = [
     ("grpc.max_send_message_length", -1),
-    ("grpc.max_receive_message_length", -1),
+    ("grpc.max_receive_message_length", 256 << 20),
     # By default, a channel waits up to two minutes before it tries to reach a dead server again.
     ("grpc.initial_reconnect_backoff_ms", 100),
     ("grpc.min_reconnect_backoff_ms", 1000),
@@ -79,7 +82,7 @@ def split_url(url: str) -> tuple[str, str]:
 class Connection:
     """A client of Triton's own library, to be made and used on the background loop."""
 
-    def __init__(self, url: str, model: str, *, timeout: float, patience: float) -> None:
+    def __init__(self, url: str, model: str, *, timeout: float, patience: float, token: str = "") -> None:
         scheme, self._address = split_url(url)
         self.where = f"model '{model}' on {self._address}"
         self._model, self._timeout, self._patience = model, timeout, patience
@@ -96,16 +99,20 @@ class Connection:
         else:
             from tritonclient.grpc import aio as library
         self._library = library
+        self._headers = {"authorization": f"Bearer {token}"} if token else {}
+        if token and not self._lost:
+            self._headers[f"triton-grpc-protocol-{TOKEN_HEADER}"] = token
         self._client = self._library.InferenceServerClient(self._address, ssl=self._secure, **options)
 
     async def config(self) -> dict[str, Any]:
         """Return the model's configuration as served."""
         answer = await self._ask("get_model_config", self._model)
-        return answer.get("config", answer) if isinstance(answer, dict) else {}  # another HTTP server
+        config = answer.get("config", answer) if isinstance(answer, dict) else {}  # another HTTP server
+        return config if isinstance(config, dict) else {}
 
     async def server_version(self) -> str:
         """Return the version of the server; raise an error unless it is ready."""
-        if not await self._call(self._client.is_server_ready, _FIRST_CONTACT_PATIENCE):
+        if not await self._call(lambda: self._client.is_server_ready(self._headers), _FIRST_CONTACT_PATIENCE):
             raise ServerError(f"the server at {self._address} is not ready", hint="see its log for the reason")
         answer = await self._ask("get_server_metadata")
         return str(answer.get("version", "of no version")) if isinstance(answer, dict) else "of no version"
@@ -113,13 +120,16 @@ class Connection:
     async def models(self) -> list[str]:
         """Return name, version and state of every model, as the server reports them."""
         answer = await self._ask("get_model_repository_index")
-        entries = answer.get("models", []) if isinstance(answer, dict) else answer
-        return [" ".join(entry[key] for key in ("name", "version", "state") if key in entry) for entry in entries]
+        try:
+            entries = answer.get("models", []) if isinstance(answer, dict) else answer
+            return [" ".join(entry[key] for key in ("name", "version", "state") if key in entry) for entry in entries]
+        except (TypeError, AttributeError) as error:
+            raise self._nonsense(error) from None
 
     async def _ask(self, question: str, *about: str) -> Any:
         """Request facts from the server, with few retries, so that a mistyped address fails fast."""
-        as_json = {} if self._lost else {"as_json": True}
-        return await self._call(lambda: getattr(self._client, question)(*about, **as_json), _FIRST_CONTACT_PATIENCE)
+        options = {"headers": self._headers, **({} if self._lost else {"as_json": True})}
+        return await self._call(lambda: getattr(self._client, question)(*about, **options), _FIRST_CONTACT_PATIENCE)
 
     async def infer(
         self, images: NDArray[np.uint8], outputs: Sequence[str], *, class_count: int = 0
@@ -128,10 +138,17 @@ class Connection:
         image = self._library.InferInput("image", list(images.shape), "UINT8")
         image.set_data_from_numpy(images)
         wanted = [self._library.InferRequestedOutput(name, class_count=class_count) for name in outputs]
-        request = {"outputs": wanted, "request_id": next(self._request_ids)}  # the server's log names it
+        # The server's log names the request by its id.
+        request = {"outputs": wanted, "request_id": next(self._request_ids), "headers": self._headers}
         result = await self._call(lambda: self._client.infer(self._model, [image], **request), self._patience)
         self._note(away=False)
-        return [result.as_numpy(name) for name in outputs]
+        try:
+            arrays = [result.as_numpy(name) for name in outputs]
+        except Exception as error:  # the library trusts what servers say about sizes
+            raise self._nonsense(error) from None
+        if lacking := [name for name, array in zip(outputs, arrays, strict=True) if array is None]:
+            raise self._nonsense(f"it lacks {', '.join(lacking)}")
+        return arrays
 
     async def close(self) -> None:
         """Close the connection."""
@@ -151,6 +168,8 @@ class Connection:
             except (InferenceServerException, ValueError, *self._lost) as error:
                 if not self._will_pass(error) or time.monotonic() + pause > give_up:
                     raise self._failure(error) from None
+            except Exception as error:  # the library's own, when an answer is none of Triton's
+                raise self._nonsense(error) from None
             if pause == _LONGEST_PAUSE:
                 self._note(away=True)
             await asyncio.sleep(pause * random.uniform(0.5, 1.0))  # many clients must not come back as one
@@ -163,9 +182,15 @@ class Connection:
             self._away = away
 
     def _will_pass(self, error: Exception) -> bool:
+        if any(word in str(error) for word in _NO_ENTRY):  # gRPC calls that unavailable, too
+            return False
         if isinstance(error, InferenceServerException):
             return error.status() in _UNAVAILABLE or _DEAD_WORKER in str(error)
         return isinstance(error, self._lost)
+
+    def _nonsense(self, what: Exception | str) -> ServerError:
+        said = what if isinstance(what, str) else f"{type(what).__name__}: {what}"
+        return ServerError(f"{self.where} gave an answer that is none of Triton's: {said[:200]}", hint=CHECK_SERVER)
 
     def _failure(self, error: Exception) -> ServerError:
         if self._will_pass(error) and _DEAD_WORKER not in str(error):
@@ -173,4 +198,5 @@ class Connection:
                 f"no Triton server answers at {self._address}", hint=_TRUST if self._secure else _START_ONE
             )
         said = error.message() if isinstance(error, InferenceServerException) else error
-        return ServerError(f"{self.where}: {said}", hint=CHECK_SERVER)
+        refused = any(word in str(error) for word in _NO_ENTRY)
+        return ServerError(f"{self.where}: {said}", hint=_GIVE_TOKEN if refused else CHECK_SERVER)

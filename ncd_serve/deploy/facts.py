@@ -7,9 +7,10 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from ncd_serve import __version__
-from ncd_serve.contract import FACT_PREFIX, THREADS
+from ncd_serve.contract import DIGEST_FACT, FACT_PREFIX, THREADS
 from ncd_serve.deploy.memory import OVERHEAD_MIB, SHARED_MEMORY_MIB, peak_mib, pod_mib
 from ncd_serve.errors import DataError, UsageError
+from ncd_serve.triton.probe import ANSWER_SECONDS
 from ncd_serve.triton.process import USUAL_PORTS, Ports
 from ncd_serve.triton.repository import check_model, check_repository, model_versions
 from ncd_serve.triton.server import DRAIN_SECONDS
@@ -19,11 +20,13 @@ if TYPE_CHECKING:
 
     from ncd_serve.bundle import Bundle
 
-# The release whose server our tests run: 24.10 is NVIDIA's name for 2.51.0.
-TRITON_IMAGE = "nvcr.io/nvidia/tritonserver:24.10-py3"
+# Before 25.07 one request ends Triton (CVE-2025-23310, CVE-2025-23311), and later releases mended more. Our tests run
+# the newest server that a wheel has, 24.10, with the same options.
+TRITON_IMAGE = "nvcr.io/nvidia/tritonserver:26.08-py3"
 GPU_CPUS = 4  # the model is elsewhere: these decode images
 
 _LABEL = re.compile(r"[A-Za-z0-9]([A-Za-z0-9_.-]{0,61}[A-Za-z0-9])?")  # syntax of Kubernetes labels
+_PATH = re.compile(r"(/[A-Za-z0-9_][A-Za-z0-9_.-]*)+")
 _IMAGE = re.compile(
     r"([a-z0-9.-]+(:\d+)?/)?[a-z0-9]+([._/-]+[a-z0-9]+)*(:[A-Za-z0-9_][A-Za-z0-9_.-]{0,127})?(@sha256:[0-9a-f]{64})?"
 )
@@ -42,6 +45,7 @@ class Deployment:
     model: str
     version: str
     bundle_id: str
+    digest: str
     max_batch: int
     side: int
     repository: Path
@@ -56,6 +60,8 @@ class Deployment:
     uid: int = 1000  # the user `triton-server` of NVIDIA's image
     model_path: str = "/models"
     probe: str = "/opt/ncd-serve/probe.py"
+    inner_http_port: int = 18000  # of Triton itself, behind the gate
+    live_seconds: int = 2 * ANSWER_SECONDS  # for a probe that waits for an inference
     triton_image: str = TRITON_IMAGE
     shm_mib: int = SHARED_MEMORY_MIB
     drain_seconds: int = DRAIN_SECONDS
@@ -76,12 +82,15 @@ class Deployment:
     def made(self) -> str:
         """Origin of the files, for their first line."""
         size = f"batches of up to {self.max_batch} images of {self.side}x{self.side}"
-        return f"Made by ncd-serve {self.ncd_version} for bundle {self.bundle_id}: {self.model} {self.version}, {size}."
+        bundle = f"bundle {self.bundle_id} ({self.digest})"
+        return f"Made by ncd-serve {self.ncd_version} for {bundle}: {self.model} {self.version}, {size}."
 
     @property
     def sizing(self) -> str:
         """Reason for the memory limit."""
-        rest = f"half as much again, and {OVERHEAD_MIB} MiB for Triton, its Python processes and shared memory"
+        rest = (
+            f"half as much again, and {OVERHEAD_MIB} MiB for Triton, its Python processes, shared memory and decoding"
+        )
         return f"Measured: {self.peak_mib} MiB for a batch of {self.max_batch} on a CPU; {rest}."
 
 
@@ -93,11 +102,13 @@ def collect_facts(
         raise UsageError(f"'{model}' cannot be a label in Kubernetes", hint="export it with a shorter --model-name")
     name = f"ncd-{re.sub('[^a-z0-9]+', '-', model.lower()).removeprefix('ncd-')}"[:40].rstrip("-")
     bundle_id = bundle.manifest.bundle_id
+    if not _LABEL.fullmatch(bundle_id):
+        raise DataError(f"the bundle's id cannot be a label in Kubernetes: {bundle_id[:80]!r}", hint="export again")
     image = image or f"{name}:{bundle_id}"
     if not _IMAGE.fullmatch(image):
         raise UsageError(f"'{image}' is not the name of an image", hint="e.g. registry.example.com/team/birds:1")
     storage, port = _storage(repository_uri)
-    config = _served_config(repository, model, bundle_id)
+    config = _served_config(repository, model, bundle)
     max_batch = config.max_batch_size
     return Deployment(
         name=name,
@@ -105,6 +116,7 @@ def collect_facts(
         model=model,
         version=model_versions(repository / model, config)[-1].name,
         bundle_id=bundle_id,
+        digest=bundle.digest,
         max_batch=max_batch,
         side=bundle.manifest.preprocess.resolution,
         repository=repository,
@@ -129,15 +141,16 @@ def _storage(uri: str) -> tuple[str, int]:
     return found["storage"], int(found["port"] or (80 if found["scheme"] == "http" else 443))
 
 
-def _served_config(repository: Path, model: str, bundle_id: str) -> Any:
+def _served_config(repository: Path, model: str, bundle: Bundle) -> Any:
     """Return the model's configuration; raise an error unless it serves the bundle and all models can be loaded."""
-    if model not in check_repository(repository):
+    if model not in check_repository(repository, python_models=True):
         raise DataError(
             f"{repository} has no model '{model}'", hint="name another with --model-name, or another --repository"
         )
-    config = check_model(repository / model)
-    served = config.parameters[f"{FACT_PREFIX}bundle"].string_value
-    if served != bundle_id:
+    config = check_model(repository / model, python_models=True)
+    served, bundle_id = config.parameters[f"{FACT_PREFIX}bundle"].string_value, bundle.manifest.bundle_id
+    digest = config.parameters[DIGEST_FACT].string_value
+    if served != bundle_id or digest not in ("", bundle.digest):  # older versions wrote none
         raise DataError(
             f"{repository / model} serves {f'bundle {served}' if served else 'no exported bundle'}, not {bundle_id}",
             hint="export the run again, or give the --bundle that was exported last",
@@ -152,5 +165,10 @@ def _device(config: Any) -> dict[str, Any]:
     gpu = any(group.kind == ModelInstanceGroup.KIND_GPU for group in config.instance_group)
     accelerators = config.optimization.execution_accelerators.gpu_execution_accelerator
     caches = [entry.parameters["trt_engine_cache_path"] for entry in accelerators if entry.name == "tensorrt"]
-    threads = int(config.parameters[THREADS].string_value or 1)
-    return {"gpu": gpu, "engine_cache": next(iter(caches), ""), "cpus": GPU_CPUS if gpu else threads}
+    engine_cache = next(iter(caches), "")
+    if engine_cache and not _PATH.fullmatch(engine_cache):  # it comes to stand in a Dockerfile and in YAML
+        raise DataError(f"trt_engine_cache_path is not a plain path: {engine_cache[:80]!r}", hint="export again")
+    threads = config.parameters[THREADS].string_value or "1"
+    if not threads.isdecimal():
+        raise DataError(f"{THREADS} is not a number: {threads[:80]!r}", hint="export again")
+    return {"gpu": gpu, "engine_cache": engine_cache, "cpus": GPU_CPUS if gpu else int(threads)}

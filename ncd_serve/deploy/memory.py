@@ -13,10 +13,13 @@ from ncd_serve.bundle import Bundle
 from ncd_serve.errors import DataError
 from ncd_serve.memory import peak_memory
 from ncd_serve.runners import OnnxRunner
+from ncd_serve.triton.jpeg import DECODERS, INSTANCES
+from ncd_serve.triton.jpeg.decoder import MEMORY_BYTES
 
 STEP_MIB = 32
 SHARED_MEMORY_MIB = 1024
-OVERHEAD_MIB = SHARED_MEMORY_MIB + 512  # Triton, its Python processes, shared memory
+DECODING_MIB = INSTANCES * DECODERS * ((MEMORY_BYTES >> 20) + 64)  # of the model that takes image files
+OVERHEAD_MIB = SHARED_MEMORY_MIB + 512 + DECODING_MIB  # Triton, its Python processes, shared memory, decoding
 
 
 def peak_mib(bundle: Bundle, batch: int) -> int:

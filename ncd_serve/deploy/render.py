@@ -11,10 +11,10 @@ from typing import TYPE_CHECKING, Any
 
 import jinja2
 
+from ncd_serve import triton
 from ncd_serve.deploy import Target
 from ncd_serve.errors import DataError, UsageError
 from ncd_serve.files import atomic_directory, sha256
-from ncd_serve.triton import probe
 
 if TYPE_CHECKING:
     from ncd_serve.deploy.facts import Deployment
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 MARK = "ncd-serve.json"  # names the files that were written, with their hashes
 SOURCES = Path(str(files("ncd_serve.deploy"))) / "files"
 TEMPLATE = ".jinja"
-# What the Python of NVIDIA's image (3.10) gets beside Triton.
+# What the Python of NVIDIA's image (3.12) gets beside Triton.
 PINS = {"numpy": "1.26.4", "pillow": "12.0.0", "pydantic": "2.14.3"}
 # From a folder of `files/` to one of the output.
 _LAYOUT = {
@@ -101,4 +101,5 @@ def _fill(folder: Path, target: Target, facts: dict[str, Any]) -> None:
                     goal.with_suffix("").write_text(environment.from_string(path.read_text()).render(facts))
                 else:
                     shutil.copyfile(path, goal)
-    shutil.copyfile(probe.__file__, folder / "image" / "probe.py")
+    for program in ("probe.py", "gate.py"):
+        shutil.copy(Path(triton.__file__).with_name(program), folder / "image")

@@ -17,7 +17,7 @@ import numpy as np
 from ncd_serve.deploy.memory import OVERHEAD_MIB, peak_mib, pod_mib
 from ncd_serve.errors import DataError
 from ncd_serve.preprocess import load_array, read_image
-from ncd_serve.runners import open_session
+from ncd_serve.runners import OnnxRunner
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -78,9 +78,9 @@ def measure_costs(bundle: Bundle, samples: Sequence[Path]) -> Figures:
     files = [_readable(path, spec) for path in chosen]
     images = np.stack([load_array(data, spec) for data in files[:BATCH]])
     images = np.resize(images, (BATCH, *images.shape[1:]))
-    session = open_session(bundle.model_path, threads=1)
-    session.run(["probabilities"], {"image": images})  # the first one takes memory and chooses kernels
-    model = _median_ms(lambda: session.run(["probabilities"], {"image": images})) / BATCH
+    runner = OnnxRunner(bundle, threads=1)
+    runner.answer(images)  # the first one takes memory and chooses kernels
+    model = _median_ms(lambda: runner.answer(images)) / BATCH
     decode = _median_ms(lambda: [load_array(data, spec) for data in files]) / len(files)
     size = bundle.manifest.training.get("view_bytes")
     return Figures(
@@ -89,7 +89,7 @@ def measure_costs(bundle: Bundle, samples: Sequence[Path]) -> Figures:
         file_bytes=statistics.mean(map(len, files)),
         tensor_bytes=int(np.prod(images.shape[1:])),
         peak_mib=peak_mib(bundle, _LARGEST_BATCH),
-        view_bytes=float(size) if size is not None else None,
+        view_bytes=float(size) if isinstance(size, (int, float)) else None,
     )
 
 

@@ -14,7 +14,7 @@ import numpy as np
 from ncd_serve.bundle import Bundle
 from ncd_serve.client.client import Client
 from ncd_serve.client.connection import Connection, in_background
-from ncd_serve.contract import FACT_PREFIX, PREPROCESS_FACT, read_contract
+from ncd_serve.contract import FACT_PREFIX, PREPROCESS_FACT, checked_token, read_contract
 from ncd_serve.doctor.installation import BrokenInstallationError, Step, installation_steps, machine_steps
 from ncd_serve.errors import DataError, MissingExtraError, NcdError, ServerError
 from ncd_serve.reference import REFERENCE
@@ -185,7 +185,8 @@ class _ServerSteps:
         return in_background(self._ask()).result()
 
     async def _ask(self) -> str:
-        connection = Connection(self._url, self._model, timeout=ANSWER_SECONDS, patience=0)
+        token = checked_token(None)
+        connection = Connection(self._url, self._model, timeout=ANSWER_SECONDS, patience=0, token=token)
         try:
             version = await connection.server_version()
             try:

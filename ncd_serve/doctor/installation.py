@@ -183,6 +183,7 @@ def _open_tiny_model(device: Device) -> None:
 def _triton() -> str:
     """Return Triton's binary and version, which it prints only at a start: here on a repository that does not exist."""
     install = find_triton()
+    install.check_backend()
     with tempfile.TemporaryDirectory() as folder:
         backends = install.lay_out(Path(folder) / "backends")
         command = [str(install.executable), *backends, f"--model-repository={folder}/nowhere"]

@@ -13,7 +13,7 @@ from ncd_serve import __version__
 from ncd_serve.fit import FITS
 from ncd_serve.gallery.confusion import confusion_data
 from ncd_serve.gallery.thumbnails import COLUMNS, parts
-from ncd_serve.inputs.images import printable
+from ncd_serve.text import printable
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

@@ -16,6 +16,7 @@ if TYPE_CHECKING:
 
 MAX_TSNE_IMAGES = 5000  # a minute; the time grows faster than the images
 _MIN_TSNE_IMAGES = 10
+_ONE_PLACE = 1e-6  # of directions that are all the same: a collapsed model, or a damaged file
 _PCA_DIM = 50  # t-SNE's authors reduce to this first: distances stay, noise and time shrink
 
 
@@ -58,6 +59,8 @@ def tsne(embeddings: Floats, *, seed: int = 0) -> Floats:
 
     units = directions(embeddings)
     reduced = principal(units, min(_PCA_DIM, *units.shape))
+    if np.ptp(reduced) < _ONE_PLACE:  # it would divide by a spread of zero, and crash
+        return reduced[:, :2] if reduced.shape[1] > 1 else np.zeros((len(reduced), 2), np.float32)
     perplexity = min(30.0, (len(reduced) - 1) / 3)
     found: Floats = TSNE(perplexity=perplexity, init="pca", random_state=seed).fit_transform(reduced)
     return found

@@ -16,8 +16,9 @@ from pathlib import Path, PureWindowsPath
 from typing import IO, Any, Literal, Protocol
 
 from ncd_serve.errors import DataError
-from ncd_serve.inputs.images import SUFFIXES, Source, no_images, printable
+from ncd_serve.inputs.images import SUFFIXES, Source, no_images
 from ncd_serve.preprocess import MAX_BYTES
+from ncd_serve.text import printable
 
 # Images hardly shrink in an archive: one that unpacks to much more than this was made to hurt.
 MAX_GROWTH = 200
@@ -105,7 +106,8 @@ def _open_zip(archive: Archive) -> zipfile.ZipFile:
 
 
 def _members(archive: Archive, opened: zipfile.ZipFile) -> list[zipfile.ZipInfo]:
-    found = [info for info in opened.infolist() if not info.is_dir() and _is_image(info.filename)]
+    # One without a name is no image; Python's own look at it would end in an IndexError.
+    found = [info for info in opened.infolist() if _is_image(info.filename) and not info.is_dir()]
     if not found:
         raise no_images(archive)
     return found

@@ -11,6 +11,7 @@ from numpy.typing import NDArray
 from PIL import Image
 
 from ncd_serve.errors import DataError, UsageError
+from ncd_serve.text import printable
 
 InMemory = Image.Image | NDArray[np.uint8]
 
@@ -54,11 +55,6 @@ def _from_array(array: NDArray[Any]) -> Image.Image:
             hint="convert it, for example: (255 * array).round().astype('uint8')",
         )
     return Image.fromarray(array)
-
-
-def printable(path: object) -> str:
-    """Return a path as valid text for tables: names on disk need not be UTF-8."""
-    return str(path).encode("utf-8", "backslashreplace").decode()
 
 
 def find_images(sources: Iterable[Path]) -> list[Path]:

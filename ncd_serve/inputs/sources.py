@@ -18,7 +18,8 @@ from PIL import Image
 from ncd_serve.errors import UsageError
 from ncd_serve.inputs.archives import count_images, images_when_due, is_archive
 from ncd_serve.inputs.download import fetch
-from ncd_serve.inputs.images import InMemory, Source, find_images, printable
+from ncd_serve.inputs.images import InMemory, Source, find_images
+from ncd_serve.text import printable
 
 Word = str | Path | InMemory
 Images = Word | Iterable[Word]

@@ -13,10 +13,12 @@ from typing import TYPE_CHECKING, Any, TextIO
 from rich.markup import escape
 from rich.table import Table
 
+from ncd_serve.bundle import MAX_CLUSTERS
 from ncd_serve.errors import DataError, UsageError
 from ncd_serve.files import atomic_path
 from ncd_serve.fit import FITS
 from ncd_serve.prediction import COLUMNS, Candidate, Prediction
+from ncd_serve.text import from_spreadsheet_cell, printable, spreadsheet_cell
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
@@ -129,8 +131,13 @@ def _write_csv(records: Iterable[Record], stream: TextIO) -> None:
     writer = csv.DictWriter(stream, COLUMNS)
     writer.writeheader()
     for record in records:
-        writer.writerow({**record, "top_k": json.dumps(record["top_k"], ensure_ascii=False)})
+        cells = {**record, "top_k": json.dumps(record["top_k"], ensure_ascii=False)}
+        writer.writerow({name: _cell(value) for name, value in cells.items()})
         stream.flush()
+
+
+def _cell(value: Any) -> Any:
+    return spreadsheet_cell(printable(value)) if isinstance(value, str) else value
 
 
 def _write_parquet(records: Iterator[Record], target: Path) -> None:
@@ -160,7 +167,7 @@ def read_rows(source: str | Path) -> list[Prediction]:
         return rows
     except OSError as error:
         raise DataError(f"cannot read {source}: {error.strerror or error}", hint=_HINT) from None
-    except (ValueError, TypeError, AttributeError, csv.Error) as error:
+    except Exception as error:  # a table of strangers makes its readers raise anything, e.g. RecursionError
         raise DataError(f"{source} is not a table of rows: row {len(rows) + 1}: {error}", hint=_HINT) from None
 
 
@@ -172,7 +179,11 @@ def _records(source: Path) -> Iterator[Record]:
             yield from batch.to_pylist()
         return
     with source.open(encoding="utf-8", newline="") as stream:
-        yield from csv.DictReader(stream) if source.suffix == ".csv" else map(json.loads, stream)
+        if source.suffix != ".csv":
+            yield from map(json.loads, stream)
+            return
+        for record in csv.DictReader(stream):
+            yield {name: from_spreadsheet_cell(value) for name, value in record.items() if isinstance(value, str)}
 
 
 def _prediction(record: Record) -> Prediction:
@@ -193,8 +204,13 @@ def _check(row: Prediction) -> None:
     """Raise ValueError for values that no model returns."""
     if row.fit not in (None, *FITS):
         raise ValueError(f"its fit is '{row.fit}', not {', '.join(FITS[:-1])} or {FITS[-1]}")
-    if row.confidence is not None and not math.isfinite(row.confidence):
-        raise ValueError(f"its confidence is {row.confidence}")
+    probabilities = [("probability", candidate.probability) for candidate in row.top_k]
+    for what, value in (("confidence", row.confidence), ("margin", row.margin), *probabilities):
+        if value is not None and not (isinstance(value, (int, float)) and math.isfinite(value)):
+            raise ValueError(f"its {what} is {value!r}")
     for number in (row.cluster_id, *(candidate.cluster_id for candidate in row.top_k)):
-        if number is not None and not (isinstance(number, int) and number >= 0):
+        if number is not None and not (isinstance(number, int) and 0 <= number < MAX_CLUSTERS):
             raise ValueError(f"its cluster is {number!r}")
+    for text in (row.path, row.cluster_name, row.error, *(candidate.cluster_name for candidate in row.top_k)):
+        if not isinstance(text, str | None):
+            raise ValueError(f"{text!r} is no text")

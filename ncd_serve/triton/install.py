@@ -41,6 +41,19 @@ class TritonInstall:
                 shutil.copy(file, directory / name)
         return [f"--backend-directory={directory}", f"--cache-directory={self.caches}", "--allow-gpu-metrics=false"]
 
+    def check_backend(self, folder: str = "") -> None:
+        """Raise ServerError if a server on PATH has no backend for ONNX models, in `folder` or where Triton looks."""
+        if self.source == "wheel":
+            return
+        usual = (self.executable.resolve().parents[1] / "backends", Path("/opt/tritonserver/backends"))
+        places = (Path(folder),) if folder else usual
+        if not any(any(place.glob("onnxruntime/*")) for place in places):
+            raise ServerError(
+                f"the Triton on PATH ({self.executable}) has no ONNX Runtime backend in {places[0]}",
+                hint="use NVIDIA's full image (tritonserver:YY.MM-py3), name a folder with -- --backend-directory=DIR, "
+                "or take it off PATH: ncd-serve[triton] brings one",
+            )
+
     def environment(self) -> dict[str, str]:
         """Return the environment of the server process."""
         environment = dict(os.environ)

@@ -42,18 +42,23 @@ class TritonOptions:
         return any(name in TLS and _is_true(value) for name, value in self._pairs)
 
     @property
-    def restricts_repository(self) -> bool:
-        """True if the user has restricted the loading of models already."""
-        return any("model-repository" in apis.split(",") for apis, _, _ in self._restrictions())
+    def backend_directory(self) -> str:
+        """Folder of the backends, if the user has named one."""
+        return dict(self._pairs).get("backend-directory", "")
+
+    @property
+    def restricted_protocols(self) -> set[str]:
+        """Interfaces of gRPC that the user has restricted."""
+        return {api for apis, _, _ in self._restrictions("grpc-restricted-protocol") for api in apis.split(",")}
 
     def headers(self) -> dict[str, str]:
         """Return the headers that pass all HTTP restrictions."""
-        return {key: value for _, key, value in self._restrictions()}
+        return {key: value for _, key, value in self._restrictions("http-restricted-api")}
 
-    def _restrictions(self) -> Iterable[tuple[str, str, str]]:
-        """Yield interfaces, key and value of each `--http-restricted-api=API,API:KEY=VALUE`."""
+    def _restrictions(self, option: str) -> Iterable[tuple[str, str, str]]:
+        """Yield interfaces, key and value of each `--OPTION=API,API:KEY=VALUE`."""
         for name, text in self._pairs:
-            if name == "http-restricted-api":
+            if name == option:
                 apis, _, pair = text.partition(":")
                 key, _, value = pair.partition("=")
                 yield apis, key, value

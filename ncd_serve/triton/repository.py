@@ -1,4 +1,4 @@
-"""Checks that a folder is a model repository that Triton can load."""
+"""Checks that a folder is a model repository that Triton can load, and that loading it runs no foreign code."""
 
 from __future__ import annotations
 
@@ -7,23 +7,32 @@ import re
 from typing import TYPE_CHECKING, Any
 
 from ncd_serve.errors import DataError
+from ncd_serve.triton.jpeg import shipped_code
 
 if TYPE_CHECKING:
+    from collections.abc import Iterator
     from pathlib import Path
 
 CONFIG = "config.pbtxt"
 LAYOUT = "a model repository holds MODEL/1/model.onnx and only such folders; `ncd-serve export` writes one"
-# Triton passes the path of a model to its stub through a shell, unquoted.
+# Triton passes the path of a model to its stub through a shell, unquoted, and looks for backends by their names.
 MODEL_NAME = re.compile(r"[A-Za-z0-9_.-]+")
+FILE_NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.-]*")
+# What Triton, its stub or Python run when they find it beside a model.
+CODE = re.compile(r".*\.(py|pyc|pyd|so|sh|zip|gz|tar)(\.\d+)*|triton_python_backend_stub")
+MAX_FILES = 10_000  # of one model
 VERSION = re.compile(r"[1-9][0-9]*")  # Triton skips all others
 MODEL_FILES = {"onnxruntime": "model.onnx", "python": "model.py"}
 
 
-def check_repository(repository: Path) -> list[str]:
-    """Return the names of the models; raise DataError with the reason if Triton cannot load them."""
+def check_repository(repository: Path, *, python_models: bool = False) -> list[str]:
+    """Return the names of the models; raise DataError with the reason if Triton cannot or must not load them.
+
+    Models that run code of their own are refused unless `python_models` allows them.
+    """
     models = model_folders(repository)
     for model in models:
-        check_model(model)
+        check_model(model, python_models=python_models)
     return [model.name for model in models]
 
 
@@ -43,8 +52,8 @@ def model_folders(repository: Path) -> list[Path]:
         raise _unreadable(error) from error
 
 
-def check_model(model: Path) -> Any:
-    """Return the configuration of a model; raise DataError with the reason if Triton cannot load it."""
+def check_model(model: Path, *, python_models: bool = False) -> Any:
+    """Return the configuration of a model; raise DataError with the reason if Triton cannot or must not load it."""
     try:
         if not MODEL_NAME.fullmatch(model.name):
             raise DataError(f"'{model.name}' is not a valid model name: use letters, digits, and _ . -", hint=LAYOUT)
@@ -54,15 +63,78 @@ def check_model(model: Path) -> Any:
                 f"{model / CONFIG} names the model '{config.name}', its folder '{model.name}'",
                 hint="both names must be equal",
             )
+        _check_names(model, config)
         for label_file in {output.label_filename for output in config.output} - {""}:
             if not (model / label_file).is_file():
                 raise DataError(
                     f"{model / CONFIG} needs the labels {label_file}, which do not exist", hint="export again"
                 )
-        model_versions(model, config)
+        versions = model_versions(model, config)
+        if not python_models and (code := next(_foreign_code(model, config, versions), None)):
+            raise DataError(
+                f"the model '{model.name}' runs code of its own: {code}",
+                hint="export again if it is an older export; allow it only if you trust it: --allow-python-models",
+            )
         return config
     except OSError as error:
         raise _unreadable(error) from error
+
+
+def _check_names(model: Path, config: Any) -> None:
+    """Refuse names that are more than names: Triton would pass them to a shell, or leave the folder of the model."""
+    names = {
+        "default_model_filename": [config.default_model_filename],
+        "cc_model_filenames": list(config.cc_model_filenames.values()),
+        "backend": [config.backend],
+        "platform": [config.platform],
+        "runtime": [config.runtime],
+        "label_filename": [output.label_filename for output in config.output],
+        "EXECUTION_ENV_PATH": [_environment(config).replace("$$TRITON_MODEL_DIRECTORY", "").replace("/", "")],
+    }
+    for field, values in names.items():
+        for value in values:
+            if value and not FILE_NAME.fullmatch(value):
+                raise DataError(
+                    f"{model / CONFIG}: {field} is not a plain name: {value[:80]!r}",
+                    hint="use letters, digits, and _ . -",
+                )
+
+
+def _environment(config: Any) -> str:
+    """Return the Python environment that a model brings; not by its key, which would add it to the configuration."""
+    found = {key: value.string_value for key, value in config.parameters.items()}
+    return found.get("EXECUTION_ENV_PATH", "")
+
+
+def _foreign_code(model: Path, config: Any, versions: list[Path]) -> Iterator[str]:
+    """Yield what a model would run that is not ours, in the folders that Triton would load from."""
+    if _environment(config):
+        yield f"EXECUTION_ENV_PATH in {CONFIG}"
+    if config.model_operations.op_library_filename or config.model_repository_agents.agents:
+        yield f"libraries in {CONFIG}"
+    kept = config.version_policy.WhichOneof("policy_choice")
+    newest = max(1, config.version_policy.latest.num_versions)
+    loaded = versions if kept in ("all", "specific") else versions[-newest:]
+    ours = shipped_code()
+    for file in (entry for entry in model.iterdir() if CODE.fullmatch(entry.name.lower())):
+        yield file.name
+    for version in loaded:
+        for path in _files(version):
+            if CODE.fullmatch(path.rpartition("/")[2].lower()) and ours.get(path) != (version / path).read_bytes():
+                yield f"{version.name}/{path}"
+
+
+def _files(folder: Path) -> Iterator[str]:
+    """Yield the files below a folder by their path in it, through links too: Python follows them."""
+    found = 0
+    for parent, folders, files in os.walk(folder, followlinks=True):
+        # Compiled files there are not read: a server has a folder of its own for them.
+        folders[:] = [name for name in folders if name != "__pycache__"]
+        for name in files:
+            found += 1
+            if found > MAX_FILES:
+                raise DataError(f"more than {MAX_FILES:,} files in {folder}", hint=LAYOUT)
+            yield os.path.relpath(os.path.join(parent, name), folder)  # noqa: PTH118
 
 
 def model_versions(model: Path, config: Any) -> list[Path]:

@@ -8,13 +8,14 @@ from collections.abc import Callable, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass
 from functools import cached_property
+from ipaddress import ip_address
 from pathlib import Path
 from typing import TYPE_CHECKING, NoReturn
 
 from rich.console import Console
 
 from ncd_serve.client.client import Client
-from ncd_serve.contract import DEFAULT_MODEL
+from ncd_serve.contract import DEFAULT_MODEL, TOKEN_VARIABLE, checked_token
 from ncd_serve.errors import NcdError, UsageError, did_you_mean
 from ncd_serve.progress import Progress
 from ncd_serve.triton.activity import ActivityDisplay
@@ -22,7 +23,7 @@ from ncd_serve.triton.background import detach
 from ncd_serve.triton.jpeg import jpeg_model_name
 from ncd_serve.triton.process import USUAL_PORTS, usual_or_free
 from ncd_serve.triton.registry import default_log, registered
-from ncd_serve.triton.repository import check_repository
+from ncd_serve.triton.repository import model_folders
 from ncd_serve.triton.server import TritonServer
 from ncd_serve.triton.supervise import Supervisor, Updates
 
@@ -43,6 +44,8 @@ def serve(
     metrics_port: int | None = None,
     log: str | Path | None = None,
     timeout: float = READY_SECONDS,
+    token: str | None = None,
+    allow_python_models: bool = False,
     triton_options: Sequence[str] = (),
     progress: Progress | None = None,
 ) -> Server:
@@ -52,7 +55,8 @@ def serve(
             rows = list(server.client.assign(["new/"]))
 
     Without `with`, the server runs until its `stop` is called or this process ends. Omitted ports are free
-    ones, so that several servers can run. `model` is the one that `client` asks; by default the exported one.
+    ones, so that several servers can run. `model` is the one that `client` asks; by default the exported one. Clients
+    have to send the `token`, or that of the environment variable NCD_SERVE_TOKEN, if there is one.
     """
     folder = Path(repository)
     asked = _chosen_model(folder, model)
@@ -63,6 +67,8 @@ def serve(
         http_port=http_port,
         metrics_port=metrics_port,
         log_path=Path(log).absolute() if log else None,
+        token=checked_token(token),
+        python_models=allow_python_models,
         extra_arguments=triton_options,
     )
     try:
@@ -100,7 +106,7 @@ class Server:
     @cached_property
     def client(self) -> Client:
         """A client of the model over gRPC, which is closed with the server."""
-        return Client(f"{self._triton.grpc_scheme}://{self.grpc_url}", model=self.model)
+        return Client(f"{self._triton.grpc_scheme}://{self.grpc_url}", model=self.model, token=self._triton.token)
 
     def stop(self) -> None:
         """Let requests in flight finish and end the server. May be called again."""
@@ -133,6 +139,8 @@ class ServeOptions:
     quiet: bool = False  # show no requests and latency
     log: Path | None = None
     timeout: float = READY_SECONDS
+    token: str = ""
+    python_models: bool = False  # serve models that run code of their own
     triton_options: Sequence[str] = ()
 
 
@@ -161,6 +169,8 @@ def serve_until_stopped(
     """Start a server, call `ready` with how to reach it, and keep it answering until this process is interrupted."""
     repository, log = options.repository, log or options.log
     server = _prepared(options, log)
+    if warning := exposure(options.host, token=bool(options.token), tls=server.grpc_scheme == "grpcs"):
+        progress.say(f"warning: {warning}")
     try:
         updates = Updates(repository) if options.watch else None
         with progress.status("starting Triton"):
@@ -187,8 +197,23 @@ def _prepared(options: ServeOptions, log: Path | None) -> TritonServer:
         metrics_port=metrics,
         log_path=log,
         live_updates=options.watch,
+        token=options.token,
+        python_models=options.python_models,
         extra_arguments=options.triton_options,
     )
+
+
+def exposure(host: str, *, token: bool, tls: bool) -> str:
+    """Return what is dangerous about a server that listens on `host`; nothing if only this machine reaches it."""
+    try:
+        local = ip_address(host).is_loopback
+    except ValueError:
+        local = host == "localhost"
+    dangers = [
+        *([] if token else ["who reaches it gets answers (--token)"]),
+        *([] if tls else ["others on the way can read along (TLS: -- --grpc-use-ssl=true, or a gateway)"]),
+    ]
+    return "" if local or not dangers else f"other machines can reach {host}: {'; '.join(dangers)}"
 
 
 def _with_time(progress: Progress) -> Callable[[str], None]:
@@ -197,7 +222,7 @@ def _with_time(progress: Progress) -> Callable[[str], None]:
 
 def _chosen_model(repository: Path, wanted: str | None) -> str:
     """Return the model for clients: the requested one, else the default one, else the first."""
-    names = check_repository(repository)
+    names = [model.name for model in model_folders(repository)]
     if wanted is not None and wanted not in names:
         raise UsageError(f"{repository} has no model '{wanted}'", hint=did_you_mean(wanted, names))
     # The models for image files are asked by curl, not by our clients.
@@ -215,10 +240,11 @@ def greeting(server: TritonServer, repository: Path, how_to_stop: str) -> str:
         f"shell:  ncd-serve query IMAGES --url grpc://{server.grpc_url}{model}",
         f'Python: from ncd_serve import Client; print(*Client("grpc://{server.grpc_url}"{keyword}).assign(["bird.jpg"]))',
     ]
-    if jpeg_model_name(name) in check_repository(repository):
+    if (repository / jpeg_model_name(name)).is_dir():
         path = f"http://{server.http_url}/v2/models/{jpeg_model_name(name)}/infer"
+        token = f' -H "Authorization: Bearer ${TOKEN_VARIABLE}"' if server.token else ""
         lines.append(
-            f"curl:   curl -s {path} -H 'Inference-Header-Content-Length: 0' --data-binary @bird.jpg"
+            f"curl:   curl -s {path} -H 'Inference-Header-Content-Length: 0'{token} --data-binary @bird.jpg"
             " | grep -ao '{\"cluster_id.*}'"
         )
     return "\n".join([*lines, f"stop:   {how_to_stop}"])

@@ -6,25 +6,30 @@ import os
 import re
 import time
 import uuid
+from collections import Counter
 from contextlib import ExitStack
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
+from ncd_serve.contract import TOKEN_HEADER
 from ncd_serve.errors import ServerError
-from ncd_serve.triton.install import find_triton
+from ncd_serve.triton.install import TritonInstall, find_triton
 from ncd_serve.triton.options import TritonOptions
 from ncd_serve.triton.probe import Activity, Probe, read_activity
 from ncd_serve.triton.process import (
     POLL_SECONDS,
+    GateProcess,
     Ports,
-    choose_ports,
+    Secrets,
+    choose_port,
     end_process,
     has_exited,
     plain_temporary_directory,
+    protect_shared_memory,
     remove_shared_memory,
     start_process,
 )
-from ncd_serve.triton.repository import check_repository
+from ncd_serve.triton.repository import check_model, check_repository
 
 if TYPE_CHECKING:
     import subprocess
@@ -35,7 +40,13 @@ DRAIN_SECONDS = 20  # limit for requests in flight when the server stops
 KILL_SECONDS = DRAIN_SECONDS + 5  # Triton ends by itself when the drain is over; this is for one that hangs
 LOGGED_ERROR = re.compile(r'^(?:E\d{4} \S+ +\d+ \S+\] |error: )"?(.+?)"?$', re.MULTILINE)
 KEY_HEADER = "ncd-serve-key"
+# What strangers may not do, and what they may without a token.
+ADMINISTRATION = ("shared-memory", "trace", "logging")
+LOADING = "model-repository"
+USE = ("inference", "metadata", "model-config", "statistics")
 HARMLESS_ERROR = "CudaDriverHelper has not been initialized."  # on every machine without a GPU
+# Not strict: an update that fails to load must not make the version that serves look unready.
+UPDATE_ARGUMENTS = ("--model-control-mode=explicit", "--load-model=*", "--strict-readiness=false")
 
 
 class _Run(NamedTuple):
@@ -44,19 +55,21 @@ class _Run(NamedTuple):
     process: subprocess.Popen[bytes]
     ports: Ports
     models: Path
+    shm_prefix: str
     log_path: Path
     log_start: int
 
 
 class TritonServer:
-    """NVIDIA Triton on one model repository, alive at most as long as this process.
+    """NVIDIA Triton on one model repository, behind a gate for HTTP, alive at most as long as this process.
 
         with TritonServer(repository) as server:
             server.wait_ready(timeout=60)
             client = InferenceServerClient(server.grpc_url)
 
     Linux ends the server with the thread that called `start`, so call it from one that stays. With `live_updates`
-    models can be loaded while it runs (`probe.load`), only by this process.
+    models can be loaded while it runs (`probe.load`), only by this process. With a `token`, only clients that send it
+    get answers. `python_models` allows models that run code of their own.
     """
 
     def __init__(
@@ -69,29 +82,52 @@ class TritonServer:
         metrics_port: int | None = None,
         log_path: Path | None = None,
         live_updates: bool = False,
+        token: str = "",
+        python_models: bool = False,
         extra_arguments: Sequence[str] = (),
     ) -> None:
         """Prepare a server without starting it. Omitted ports are free ones; `extra_arguments` are tritonserver's."""
         self._repository = Path(repository)
         self._host = host
-        self._wanted_ports = (http_port, grpc_port, metrics_port)
+        self._wanted_ports: tuple[int | None, int | None, int | None] = (http_port, grpc_port, metrics_port)
         self._log_path = log_path
         self._options = TritonOptions(extra_arguments)
         # Triton has no TLS for HTTP: what is meant to be encrypted must not be open beside it.
         self._http_host = "127.0.0.1" if self._options.has_tls else host
-        self._live_updates = live_updates
-        # Loading models can run code here, so only this process has the key.
-        self._key = uuid.uuid4().hex if live_updates and not self._options.restricts_repository else None
+        self._live_updates, self.token, self._python_models = live_updates, token, python_models
+        self._key = uuid.uuid4().hex  # administration can run code here, so only this process has it
         self._patience: float = KILL_SECONDS
+        self._warm_up: dict[str, Activity] = {}
+        self._probes: Counter[str] = Counter()
         self._run: _Run | None = None
-        self._undo = ExitStack()  # what stop() has to do: filled in by start(), step by step
+        self._gate: GateProcess | None = None
+        self._undo = ExitStack()  # what halt() has to do: filled in by start(), step by step
 
     def start(self) -> None:
         """Start the process and return at once. A start that fails leaves nothing behind."""
         assert self._run is None, "already started"
-        check_repository(self._repository)
+        check_repository(self._repository, python_models=self._python_models)
         install = find_triton()
-        ports = choose_ports(self._host, *self._wanted_ports)
+        install.check_backend(self._options.backend_directory)
+        with ExitStack() as undo:
+            if self._gate is None or not self._gate.is_running():
+                self._close_gate()
+                self._open_gate()
+                undo.callback(self._close_gate)
+            self._start_triton(install)
+            undo.pop_all()
+
+    def _open_gate(self) -> None:
+        http, _, metrics = self._wanted_ports
+        secrets = Secrets(self.token, {KEY_HEADER: self._key, **self._options.headers()})
+        hosts = (self._http_host, self._host)
+        self._gate = GateProcess(hosts, (http, metrics), secrets=secrets, log_path=self._log_path)
+
+    def _start_triton(self, install: TritonInstall) -> None:
+        assert self._gate is not None
+        self._gate.clear()
+        ports = Ports(self._gate.ports[0], choose_port(self._host, self._wanted_ports[1]), self._gate.ports[1])
+        self._wanted_ports = ports  # the next start listens where clients know it
         with ExitStack() as undo:
             directory = Path(undo.enter_context(plain_temporary_directory()))
             models = directory / "models"
@@ -102,36 +138,46 @@ class TritonServer:
             command = [str(install.executable), *install.lay_out(backends), *self._arguments(ports, models, shm_prefix)]
             log_path = self._log_path or directory / "triton.log"
             log_start = log_path.stat().st_size if log_path.exists() else 0
+            # Compiled files beside the models might be of anybody: Python must not read them.
+            environment = {**install.environment(), "PYTHONPYCACHEPREFIX": str(directory / "compiled")}
             # The stub imports `model` from its working directory first, so there must be none.
-            process = start_process(command, cwd=directory, environment=install.environment(), log_path=log_path)
+            process = start_process(command, cwd=directory, environment=environment, log_path=log_path)
             undo.callback(lambda: end_process(process, timeout=self._patience))
-            self._run = _Run(process, ports, models, log_path, log_start)
+            self._run = _Run(process, ports, models, shm_prefix, log_path, log_start)
             self._undo = undo.pop_all()
-        self._wanted_ports = ports  # a second start listens where clients know it
 
     def _arguments(self, ports: Ports, models: Path, shm_prefix: str) -> list[str]:
+        assert self._gate is not None
         return [
             f"--model-repository={models}",
-            f"--http-address={self._http_host}",
+            f"--http-address={self._gate.http}",
             f"--http-port={ports.http}",
             f"--grpc-address={self._host}",
             f"--grpc-port={ports.grpc}",
-            f"--metrics-address={self._host}",
+            f"--metrics-address={self._gate.metrics}",
             f"--metrics-port={ports.metrics}",
             f"--exit-timeout-secs={DRAIN_SECONDS}",
             f"--backend-config=python,shm-region-prefix-name={shm_prefix}",
             "--metrics-config=summary_latencies=true",
-            *(self._update_arguments() if self._live_updates else ()),
+            *self._restrictions(),
+            *(UPDATE_ARGUMENTS if self._live_updates else ()),
             *self._options.as_arguments(),
         ]
 
-    def _update_arguments(self) -> list[str]:
-        # Not strict: an update that fails to load must not make the version that serves look unready.
-        arguments = ["--model-control-mode=explicit", "--load-model=*", "--strict-readiness=false"]
-        if self._key is not None:
-            restriction = f"model-repository:{KEY_HEADER}={self._key}"
-            arguments += [f"--http-restricted-api={restriction}", f"--grpc-restricted-protocol={restriction}"]
-        return arguments
+    def _restrictions(self) -> list[str]:
+        """Return what closes interfaces of gRPC, except those that the user closes; for HTTP, the gate does."""
+        # Everybody on the machine can read command lines: this key opens nothing else, and nobody uses it.
+        key = (KEY_HEADER, uuid.uuid4().hex)
+        closed = {name: key for name in ADMINISTRATION}
+        if self.token:
+            closed |= {name: (TOKEN_HEADER, self.token) for name in (*USE, LOADING)}
+        if self._live_updates:
+            closed[LOADING] = key
+        return [
+            f"--grpc-restricted-protocol={name}:{header}={value}"
+            for name, (header, value) in closed.items()
+            if name not in self._options.restricted_protocols
+        ]
 
     def wait_ready(self, timeout: float) -> None:
         """Return once every model has answered; raise as soon as the server has died, or when time is up."""
@@ -144,28 +190,55 @@ class TritonServer:
             if self.probe.is_ready():
                 silent = self.probe.unanswered()
                 if silent is None:
+                    self.protect_memory()
+                    self._note_warm_up()
                     return
             if time.monotonic() > deadline:
                 raise self._failure(f"Triton was not ready after {timeout:g} s ({silent})")
             time.sleep(POLL_SECONDS)
 
+    def _note_warm_up(self) -> None:
+        """Note what the models have answered so far: nothing of it came from a client."""
+        assert self._gate is not None
+        self._probes.clear()
+        self._warm_up = read_activity(self._gate.metrics)
+
+    def check(self, model: Path) -> None:
+        """Raise DataError with the reason if a model must not be loaded."""
+        check_model(model, python_models=self._python_models)
+
+    def protect_memory(self) -> None:
+        """Close the shared memory of all models to others; to be called after a model was loaded."""
+        protect_shared_memory(self._started().shm_prefix)
+
     def is_running(self) -> bool:
-        """Return whether the process that was started still runs."""
-        return self._run is not None and not has_exited(self._run.process)
+        """Return whether the processes that were started still run."""
+        return (
+            self._run is not None
+            and self._gate is not None
+            and not has_exited(self._run.process)
+            and self._gate.is_running()
+        )
 
     @property
     def probe(self) -> Probe:
-        """Probe of the server."""
-        return Probe(self.http_url, headers=self.headers)
+        """Probe of the server, behind the gate."""
+        assert self._gate is not None
+        return Probe(self._gate.http, headers=self._options.headers(), made=self._probes)
 
     @property
     def headers(self) -> dict[str, str]:
-        """Headers that let a request through all restrictions."""
-        return {**self._options.headers(), **({KEY_HEADER: self._key} if self._key else {})}
+        """Headers that let an HTTP request through all restrictions."""
+        token = {"authorization": f"Bearer {self.token}"} if self.token else {}
+        return {**self._options.headers(), KEY_HEADER: self._key, **token}
 
     def activity(self) -> dict[str, Activity]:
-        """Return the activity of each model."""
-        return read_activity(self._url(self._host, self._started().ports.metrics))
+        """Return the activity of each model, without its warm-up and without our own probes."""
+        assert self._gate is not None
+        return {
+            model: activity.since(self._warm_up.get(model), probes=self._probes[model])
+            for model, activity in read_activity(self._gate.metrics).items()
+        }
 
     def _failure(self, what: str) -> ServerError:
         run = self._started()
@@ -182,10 +255,22 @@ class TritonServer:
         )
         return ServerError(f"{what}: {reasons}", hint=hint)
 
-    def stop(self, *, patience: float = KILL_SECONDS) -> None:
-        """Let requests in flight finish, end the server, remove all it left behind. May be called at any time."""
+    def halt(self, *, patience: float = KILL_SECONDS) -> None:
+        """Let requests in flight finish and end Triton; new ones wait at the gate, for the next `start`."""
         self._run, self._patience = None, patience
         self._undo.close()
+
+    def stop(self, *, patience: float = KILL_SECONDS) -> None:
+        """Let requests in flight finish, end the server, remove all it left behind. May be called at any time."""
+        try:
+            self.halt(patience=patience)
+        finally:
+            self._close_gate()
+
+    def _close_gate(self) -> None:
+        if self._gate is not None:
+            self._gate.close()
+            self._gate = None
 
     def __enter__(self) -> TritonServer:
         """Start the server; call `wait_ready` with a timeout for the load."""

@@ -1,24 +1,29 @@
-"""Supervision of a server: restarts it when it or a model's process has died, loads new exports."""
+"""Supervision of a server: restarts it when it or a model's process has died or hangs, loads new exports."""
 
 from __future__ import annotations
 
 import time
+from threading import Event, Thread
 from typing import TYPE_CHECKING, NoReturn
 
-from ncd_serve.errors import DataError, NcdError, ServerError
+from ncd_serve.errors import DataError, NcdError
+from ncd_serve.files import locked
 from ncd_serve.triton.repository import VERSION, load_configs
 
 if TYPE_CHECKING:
     from collections.abc import Callable
     from pathlib import Path
 
+    from ncd_serve.triton.probe import Probe
     from ncd_serve.triton.server import TritonServer
 
 WATCH_SECONDS = 1.0
-MAX_RESTARTS = 5
-STEADY_SECONDS = 300  # after this time without a failure, the count of restarts begins again
+ASK_SECONDS = 10.0  # between inferences that show that the models answer
+# A restart waits the longer the more there were of late; each is forgotten after a while, so that none is the last.
+RECENT_SECONDS = 600
+LONGEST_PAUSE = 60
 # With a dead model process, Triton never finishes its drain: other requests get this long.
-BROKEN_STOP_SECONDS = 5
+BROKEN_STOP_SECONDS = 3
 OVERLAP_SECONDS = 5
 
 Fingerprint = frozenset[tuple[str, int, int]]
@@ -29,29 +34,31 @@ class Supervisor:
 
     def __init__(self, server: TritonServer, *, start_seconds: float, tell: Callable[[str], None]) -> None:
         self._server, self._start_seconds, self._tell = server, start_seconds, tell
+        self._restarts: list[float] = []  # when they were
 
     def run(self, *, updates: Updates | None = None, show: Callable[[], None]) -> NoReturn:
-        """Watch until interrupted, or until restarts do not help (ServerError). `show` is called every second."""
-        failures = 0
+        """Watch until interrupted. `show` is called every second while the server runs."""
         while True:
-            since = time.monotonic()
             reason = self._watch(updates, show)
-            failures = 1 if time.monotonic() - since > STEADY_SECONDS else failures + 1
-            while not self._restart(reason, failures):
-                failures += 1
+            while not self._restart(reason):
+                reason = "Triton did not start"
 
     def _watch(self, updates: Updates | None, show: Callable[[], None]) -> str:
         """Watch the server, and return the reason why it needs a restart."""
         suspected = None
-        while self._server.is_running():
-            lost = self._server.probe.lost_process(self._server.pid)
-            if lost is not None and lost == suspected:  # twice: processes come and go while a model is loaded
-                return lost
-            suspected = lost
-            for folder in updates.due() if updates else ():
-                self._load(folder)
-            show()
-            time.sleep(WATCH_SECONDS)
+        with _Asking(self._server.probe, self._server.pid) as asking:
+            while self._server.is_running():
+                lost = self._server.probe.lost_process(self._server.pid)
+                if lost is not None and lost == suspected:  # twice: processes come and go while a model is loaded
+                    return lost
+                if asking.trouble:
+                    return asking.trouble
+                suspected = lost
+                for folder in updates.due() if updates else ():
+                    with locked(folder.parent, shared=True):  # nothing is published while Triton reads
+                        self._load(folder)
+                show()
+                time.sleep(WATCH_SECONDS)
         return "Triton has ended by itself"
 
     def _load(self, folder: Path) -> None:
@@ -62,6 +69,7 @@ class Supervisor:
         """
         probe, model = self._server.probe, folder.name
         try:
+            self._server.check(folder)
             configs = load_configs(folder)
         except DataError as error:
             problem: str | None = str(error)
@@ -71,30 +79,52 @@ class Supervisor:
                 problem = probe.load(model, configs[1])
             else:
                 problem = probe.load(model)
+        self._server.protect_memory()
         ready = [entry.version for entry in probe.versions() if entry[:3:2] == (model, "READY")]
         served = f"serving version {', '.join(ready)}" if ready else "not served"
         self._tell(
             f"model '{model}' could not be loaded ({problem}): {served}" if problem else f"model '{model}': {served}"
         )
 
-    def _restart(self, reason: str, failures: int) -> bool:
-        if failures > MAX_RESTARTS:
-            raise ServerError(
-                f"{reason}, and {MAX_RESTARTS} restarts did not help",
-                hint="run with --log FILE, and read the end of that file",
-            )
-        pause = 2 ** (failures - 1)
-        self._tell(f"{reason}: restarting Triton, {failures} of at most {MAX_RESTARTS} times")
-        self._server.stop(patience=BROKEN_STOP_SECONDS)
+    def _restart(self, reason: str) -> bool:
+        pause = self._next_pause()
+        self._tell(f"{reason}: restarting Triton{f' in {pause} s' if pause else ''}")
+        self._server.halt(patience=BROKEN_STOP_SECONDS)
         time.sleep(pause)
         try:
             self._server.start()
             self._server.wait_ready(self._start_seconds)
         except NcdError as error:
             self._tell(str(error))
+            self._server.halt(patience=BROKEN_STOP_SECONDS)
             return False
         self._tell("Triton is ready again")
         return True
+
+    def _next_pause(self) -> int:
+        """Return the seconds before the next restart: none, then twice those of the last one if that was of late."""
+        now = time.monotonic()
+        self._restarts = [*(then for then in self._restarts if now - then < RECENT_SECONDS), now]
+        return min(2 ** (len(self._restarts) - 1) // 2, LONGEST_PAUSE)
+
+
+class _Asking:
+    """Real inferences in the background; `trouble` is the reason why the server hangs, once it does."""
+
+    def __init__(self, probe: Probe, pid: int) -> None:
+        self._probe, self._pid, self._over = probe, pid, Event()
+        self.trouble: str | None = None
+
+    def __enter__(self) -> _Asking:
+        Thread(target=self._run, daemon=True).start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._over.set()
+
+    def _run(self) -> None:
+        while not self.trouble and not self._over.wait(ASK_SECONDS):
+            self.trouble = self._probe.hanging(self._pid)
 
 
 class Updates:

@@ -108,6 +108,12 @@ def test_serve_without_a_triton_binary(bundle: Path, repository: Path, tmp_path:
 
 
 @pytest.mark.slow
+def test_ctrl_c_while_the_command_is_imported_leaves_no_traceback() -> None:
+    program = "import ncd_serve.__main__, os, signal, time; os.kill(os.getpid(), signal.SIGINT); time.sleep(9)"
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=60, check=False)
+    assert (done.returncode, done.stderr) == (130, "")
+
+
 @pytest.mark.parametrize(("sent", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
 def test_an_interrupted_training_can_be_resumed(
     sent: signal.Signals, code: int, ncd: Any, glyphs: Path, tiny_settings: list[str], tmp_path: Path

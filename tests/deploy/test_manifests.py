@@ -15,8 +15,9 @@ import yaml
 
 from ncd_serve.deploy import Target
 from ncd_serve.deploy.facts import Deployment
+from ncd_serve.deploy.memory import DECODING_MIB
 from ncd_serve.deploy.render import PINS, SOURCES, render
-from ncd_serve.triton import probe
+from ncd_serve.triton import gate, probe
 from ncd_serve.triton.process import USUAL_PORTS
 from ncd_serve.triton.server import DRAIN_SECONDS
 from tests.deploy.conftest import Tool
@@ -263,9 +264,9 @@ def test_image_user_paths_and_probes_are_those_of_the_dockerfile(
     assert container["image"] == served["image"] == compose["image"] == deployment.image
     for folder in rendered.values():
         dockerfile = (folder / "image" / "Dockerfile").read_text()
-        user, place = re.findall(r"^USER (.+)$|^COPY --chmod=0555 start.sh probe.py (.+)$", dockerfile, re.MULTILINE)[
-            ::-1
-        ]
+        user, place = re.findall(
+            r"^USER (.+)$|^COPY --chmod=0555 start.sh probe.py gate.py (.+)$", dockerfile, re.MULTILINE
+        )[::-1]
         assert (
             user[0]
             == compose["user"]
@@ -273,13 +274,37 @@ def test_image_user_paths_and_probes_are_those_of_the_dockerfile(
         )
         assert f"COPY --from=repository / {deployment.model_path}/" in dockerfile
         assert f'CMD ["python3", "{place[1]}probe.py", "ready"]' in dockerfile
-        assert (folder / "image" / "probe.py").read_text() == Path(probe.__file__).read_text()
+        for program in (probe, gate):
+            copied = folder / "image" / Path(program.__file__).name
+            assert copied.read_text() == Path(program.__file__).read_text()
     for one in (container, served):
         for name, question in {"startupProbe": "ready", "readinessProbe": "ready", "livenessProbe": "live"}.items():
             assert one[name]["exec"]["command"] == ["python3", f"{place[1]}probe.py", question]
         assert one["startupProbe"]["failureThreshold"] * one["startupProbe"]["periodSeconds"] == 600
         assert f"--model-repository={deployment.model_path}" in one["args"]
         assert {"/tmp", "/dev/shm"} == {mount["mountPath"] for mount in one["volumeMounts"]}
+
+
+def test_every_image_has_a_triton_that_outlives_what_ended_older_ones(rendered: dict[Target, Path]) -> None:
+    """CVE-2025-23310 and CVE-2025-23311 are mended in 25.07."""
+    for target, folder in rendered.items():
+        files = [path for path in folder.rglob("*") if path.is_file()]
+        named = [found for path in files for found in re.findall(r"tritonserver:(\S+)", path.read_text())]
+        assert named, target
+        for tag in named:
+            release = re.fullmatch(r"(\d\d)\.(\d\d)-py3", tag)
+            assert release and (int(release[1]), int(release[2])) >= (25, 7), (target, tag)
+
+
+def test_http_of_every_deployment_comes_through_the_gate(
+    chart: Manifests, rendered: dict[Target, Path], deployment: Deployment
+) -> None:
+    for folder in rendered.values():
+        start = (folder / "image" / "start.sh").read_text()
+        assert 'gate.py" "${NCD_SERVE_HTTP:-0.0.0.0:8000}=$inner" &' in start
+        assert '--http-address="${inner%:*}"' in start and "127.0.0.1:18000" in start
+    exposed = [port["containerPort"] for port in pod_of(chart["Deployment/birds"])[1]["ports"]]
+    assert deployment.inner_http_port not in exposed
 
 
 def test_a_pod_has_the_time_to_drain(chart: Manifests, rendered: dict[Target, Path]) -> None:
@@ -301,7 +326,10 @@ def test_what_a_bundle_decides(chart: Manifests, deployment: Deployment) -> None
     _, container = pod_of(entry)
     assert entry["metadata"]["labels"]["ncd-serve/bundle"] == deployment.bundle_id
     assert entry["metadata"]["labels"]["ncd-serve/model"] == "ncd_global"
-    assert 1536 + 1.5 * deployment.peak_mib <= deployment.memory_mib < 1792 + 1.5 * deployment.peak_mib
+    pod = entry["spec"]["template"]["metadata"]
+    assert pod["annotations"]["ncd-serve/digest"] == deployment.digest and deployment.digest.startswith("sha256:")
+    others = 1536 + DECODING_MIB
+    assert others + 1.5 * deployment.peak_mib <= deployment.memory_mib < others + 256 + 1.5 * deployment.peak_mib
     assert container["resources"]["limits"] == {"memory": f"{deployment.memory_mib}Mi"}
     assert deployment.peak_mib > 20 and deployment.max_batch == 64 and deployment.side == 32
 

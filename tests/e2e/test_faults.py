@@ -21,7 +21,7 @@ from ncd_serve.preprocess import load_array
 from ncd_serve.rows.tables import partial_path
 from ncd_serve.runners import open_session
 from ncd_serve.triton import TritonServer
-from ncd_serve.triton.process import choose_ports
+from ncd_serve.triton.process import Ports, choose_port
 
 pytestmark = pytest.mark.triton
 IMAGES = 5000
@@ -54,7 +54,7 @@ def expected(pictures: Path, bundle: Path) -> list[tuple[str, Any]]:
 @pytest.fixture(scope="module")
 def victim(triton: None, bundle: Path, repository: Path) -> Iterator[TritonServer]:
     """A Triton of these tests' own, to be ill-treated; it comes back on the same ports."""
-    ports = choose_ports("127.0.0.1", None, None, None)
+    ports = Ports(*(choose_port("127.0.0.1", None) for _ in Ports._fields))
     with TritonServer(repository, grpc_port=ports.grpc, http_port=ports.http) as running:
         yield running
 

@@ -16,12 +16,11 @@ from urllib.request import urlopen
 import numpy as np
 import pytest
 import tritonclient.grpc as grpc
-from onnx import TensorProto, helper
 
 from ncd_serve.inputs.images import images_in
 from ncd_serve.triton import TritonServer
 from ncd_serve.triton.registry import birth_of
-from tests.serve.small_models import make_lookup, needs_triton, regions, save_model, tensor, wait_until
+from tests.serve.small_models import make_lookup, make_slow, needs_triton, regions, tensor, wait_until
 
 pytestmark = [pytest.mark.triton, needs_triton]
 FREE_PORTS = ("--grpc-port", "0", "--http-port", "0", "--metrics-port", "0")
@@ -34,35 +33,6 @@ def alone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     monkeypatch.setenv("XDG_RUNTIME_DIR", str(tmp_path))
     monkeypatch.setenv("TMPDIR", str(tmp_path))
     return tmp_path
-
-
-def make_slow(folder: Path) -> None:
-    """A model whose answer takes as many matrix products as it is asked for."""
-    size = 400
-    state, kept = (
-        helper.make_tensor_value_info(name, TensorProto.FLOAT, [size, size]) for name in ("state", "product")
-    )
-    number = helper.make_tensor_value_info("number", TensorProto.INT64, [])
-    go_on, still = (helper.make_tensor_value_info(name, TensorProto.BOOL, []) for name in ("go_on", "still"))
-    steps = [
-        helper.make_node("MatMul", ["state", "matrix"], ["product"]),
-        helper.make_node("Identity", ["go_on"], ["still"]),
-    ]
-    body = helper.make_graph(steps, "body", [number, go_on, state], [still, kept])
-    nodes = [
-        helper.make_node("Squeeze", ["steps"], ["count"]),
-        helper.make_node("Loop", ["count", "", "matrix"], ["end"], body=body),
-        helper.make_node("ReduceSum", ["end"], ["sum"], keepdims=0),
-        helper.make_node("Unsqueeze", ["sum", "first"], ["total"]),
-    ]
-    asked = helper.make_tensor_value_info("steps", TensorProto.INT64, [1])
-    total = helper.make_tensor_value_info("total", TensorProto.FLOAT, [1])
-    constants = {"matrix": np.eye(size, dtype=np.float32), "first": np.array([0])}
-    save_model(folder, nodes, [asked], [total], constants)
-    (folder / "config.pbtxt").write_text(
-        'backend: "onnxruntime" input [ { name: "steps" data_type: TYPE_INT64 dims: [ 1 ] } ]'
-        ' output [ { name: "total" data_type: TYPE_FP32 dims: [ 1 ] } ] instance_group [ { kind: KIND_CPU count: 1 } ]'
-    )
 
 
 def test_requests_under_way_finish_when_the_server_is_told_to_stop(alone: Path) -> None:

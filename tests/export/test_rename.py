@@ -14,7 +14,7 @@ from ncd_export.triton_config import Hardware
 
 from ncd_serve.bundle import Bundle
 from ncd_serve.errors import DataError
-from ncd_serve.naming import Names, apply_names
+from ncd_serve.naming import Names
 from tests.export.folders import unchanged
 
 
@@ -27,9 +27,8 @@ def place(bundle: Path, tmp_path: Path) -> Path:
 
 
 def rename(place: Path, clusters: dict[int, dict[str, object]], *, keep: int | None = None) -> tuple[Bundle, Path]:
-    bundle = Bundle.read(place / "bundle")
-    naming = apply_names(bundle.manifest, Names.model_validate({"clusters": clusters}))
-    return rename_bundle(bundle, naming, repository=place / "models", name="m", keep=keep)
+    names = Names.model_validate({"clusters": clusters})
+    return rename_bundle(place / "bundle", names, repository=place / "models", name="m", keep=keep)
 
 
 def facts(model: Path) -> dict[str, str]:

@@ -38,7 +38,8 @@ def stepped(
     glyphs: Path, folder: Path, *, together: bool = False, **settings: Any
 ) -> tuple[Setup, RunDir, DualBranchModel]:
     """A run that has done one step on eight images, and its model."""
-    overrides = {"data.root": str(glyphs), "model.bank_size": 64, "model.dictionary_size": 64, "optim.epochs": 1}
+    sizes = {"model.bank_size": 64, "model.dictionary_size": 64, "optim.epochs": 1}
+    overrides = {"data.root": str(glyphs), "model.weights": "none", **sizes}
     setup = ready(resolve_config(recipes=["glyphs"], overrides={**overrides, **settings}))
     run = RunDir.create(folder, setup.config)
     parts, _ = initial_trunk(setup.config, weights=None)
@@ -78,7 +79,7 @@ def stored_bytes(model: onnx.ModelProto) -> int:
 @pytest.mark.parametrize(("trunk", "resolution"), FAMILIES.items())
 def test_every_family_of_trunks_answers_like_torch(trunk: str, resolution: int, glyphs: Path, tmp_path: Path) -> None:
     sizes = {"data.resolution": resolution, "data.resize": resolution}
-    setup, run, model = stepped(glyphs, tmp_path / "run", **sizes, **{"model.trunk": trunk})
+    setup, run, model = stepped(glyphs, tmp_path / "run", **sizes, **{"model.backbone": trunk})
     exported = export_run(
         setup, run, out=tmp_path / "bundle", repository=tmp_path / "repository", name="m", progress=SILENT
     )

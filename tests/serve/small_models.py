@@ -51,6 +51,8 @@ dynamic_batching { preferred_batch_size: [ 8 ] max_queue_delay_microseconds: 100
 instance_group [ { kind: KIND_CPU count: 1 } ]
 parameters { key: "intra_op_thread_count" value: { string_value: "1" } }
 """
+# What makes it one that our clients can ask.
+SPEC = '\nparameters { key: "ncd_preprocess" value { string_value: "{\\"resolution\\": 4, \\"resize\\": 4}" } }\n'
 
 
 def save_model(
@@ -107,6 +109,35 @@ def make_lookup(folder: Path) -> None:
     row = helper.make_tensor_value_info("row", TensorProto.INT64, ["N"])
     value = helper.make_tensor_value_info("value", TensorProto.FLOAT, ["N", 2])
     save_model(folder, nodes, [row], [value], {"table": np.arange(6, dtype=np.float32).reshape(3, 2)})
+
+
+def make_slow(folder: Path) -> None:
+    """A model whose answer takes as many matrix products as it is asked for."""
+    size = 400
+    state, kept = (
+        helper.make_tensor_value_info(name, TensorProto.FLOAT, [size, size]) for name in ("state", "product")
+    )
+    number = helper.make_tensor_value_info("number", TensorProto.INT64, [])
+    go_on, still = (helper.make_tensor_value_info(name, TensorProto.BOOL, []) for name in ("go_on", "still"))
+    steps = [
+        helper.make_node("MatMul", ["state", "matrix"], ["product"]),
+        helper.make_node("Identity", ["go_on"], ["still"]),
+    ]
+    body = helper.make_graph(steps, "body", [number, go_on, state], [still, kept])
+    nodes = [
+        helper.make_node("Squeeze", ["steps"], ["count"]),
+        helper.make_node("Loop", ["count", "", "matrix"], ["end"], body=body),
+        helper.make_node("ReduceSum", ["end"], ["sum"], keepdims=0),
+        helper.make_node("Unsqueeze", ["sum", "first"], ["total"]),
+    ]
+    asked = helper.make_tensor_value_info("steps", TensorProto.INT64, [1])
+    total = helper.make_tensor_value_info("total", TensorProto.FLOAT, [1])
+    constants = {"matrix": np.eye(size, dtype=np.float32), "first": np.array([0])}
+    save_model(folder, nodes, [asked], [total], constants)
+    (folder / "config.pbtxt").write_text(
+        'backend: "onnxruntime" input [ { name: "steps" data_type: TYPE_INT64 dims: [ 1 ] } ]'
+        ' output [ { name: "total" data_type: TYPE_FP32 dims: [ 1 ] } ] instance_group [ { kind: KIND_CPU count: 1 } ]'
+    )
 
 
 def make_export(repository: Path, *, version: int = 1, labels: list[str] = LABELS, config: str = CONFIG) -> None:

@@ -39,7 +39,7 @@ def folders(glyphs: Path, tmp_path: Path) -> dict[str, str]:
 
 @pytest.fixture
 def settings(tiny_settings: list[str]) -> dict[str, Any]:
-    small = {"data.resolution": 32, "data.resize": 32, "data.augmentation": "glyph", "model.trunk": "small_resnet"}
+    small = {"data.resolution": 32, "data.resize": 32, "data.augmentation": "glyph", "model.backbone": "small_resnet"}
     return {**small, **dict(parse_override(text) for text in tiny_settings[1::2])}
 
 

@@ -20,9 +20,9 @@ from ncd_training.base.precision import Precision
 from ncd_training.config.resolve import method_recipes, resolve_config
 from ncd_training.config.schema import TrainConfig
 from ncd_training.data.views import BatchPlan, Views
+from ncd_training.model.backbone import build_trunk
 from ncd_training.model.branches import DualBranchModel
 from ncd_training.model.predict import run_model
-from ncd_training.model.trunk import build_trunk
 from ncd_training.objective.method import Material, build_method
 from ncd_training.pretext import Stages
 from ncd_training.run import pretrain

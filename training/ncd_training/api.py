@@ -4,18 +4,19 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from rich.console import Console
-
 from ncd_serve.errors import DataError, MissingExtraError, UsageError
 from ncd_serve.options import (
     AnyPath,
+    Backbone,
     CacheViews,
     DataRoot,
     Dataset,
+    Download,
     EstimatorName,
     Labelled,
     ManifestFile,
@@ -28,12 +29,12 @@ from ncd_serve.options import (
     Seed,
     StrictData,
     TensorBoard,
-    Trunk,
     Unlabelled,
     Weights,
     settings_of,
 )
 from ncd_serve.progress import Progress
+from ncd_serve.text import SafeConsole
 from ncd_training.base.processes import Launch
 from ncd_training.base.run_dir import PRETRAINED, RunDir, default_run_name
 from ncd_training.config.resolve import check_places, layers_of_call, merged, overrides_of
@@ -64,7 +65,9 @@ def discover(
     manifest: ManifestFile = None,
     strict_data: StrictData = False,
     novel_classes: NovelClasses = None,
+    backbone: Backbone = None,
     weights: Weights = None,
+    download: Download = False,
     cache_views: CacheViews = None,
     method: str | None = None,
     recipe: Recipe = None,
@@ -106,7 +109,9 @@ def dry_run(*, progress: ProgressOn = True, **options: Any) -> None:
     shown = _shown(progress)
     setup = _set_up(_resolved(discover, bound.arguments, bound.arguments["method"]), shown, Launch())
     if setup.config.data.novel_classes == "auto":
-        raise UsageError("a dry run needs the number of clusters", hint="give --novel-classes N, a guess will do")
+        guess = max(2, len(setup.manifest.unlabelled) * len(setup.manifest.known_classes) // len(setup.labels))
+        shown.say(f"the number of clusters is estimated before training; this plan assumes {guess}")
+        setup = setup.with_config(data=setup.config.data.model_copy(update={"novel_classes": guess}))
     training.dry_run(setup, progress=shown)
 
 
@@ -258,7 +263,7 @@ def pretrain(
     labelled: PretrainLabelled = None,
     manifest: ManifestFile = None,
     strict_data: StrictData = False,
-    trunk: Trunk = None,
+    backbone: Backbone = None,
     epochs: PretrainEpochs = None,
     recipe: Recipe = None,
     config: AnyPath | None = None,
@@ -272,7 +277,7 @@ def pretrain(
 
     The options are those of `ncd-serve pretrain`. `resume` continues an interrupted run with its own settings.
     """
-    from ncd_training.model.weights import check_weights
+    from ncd_training.model.weights import settle
     from ncd_training.run.pretrain import pretrain as pretrain_into
 
     given, shown = locals(), _shown(progress)
@@ -282,8 +287,11 @@ def pretrain(
     else:
         # The defaults are RotNet's; MoCo's are a recipe.
         recipes = [*(["moco"] if method == "moco" else []), *_listed(recipe)]
-        setup = prepare_unlabelled(_resolved(pretrain, {**given, "recipe": recipes}), progress=shown)
-        check_weights(setup.config)
+        # Pretraining starts from random weights unless a file is given.
+        random = {"model.weights": "none", **overrides_of(settings)}
+        resolved = _resolved(pretrain, {**given, "recipe": recipes, "settings": random})
+        setup = prepare_unlabelled(resolved, progress=shown)
+        setup = replace(setup, config=settle(setup.config, images=len(setup.manifest.images), progress=shown))
         name = default_run_name(f"{setup.manifest.name}-{setup.config.pretrain.method}")
         run = RunDir.create(Path(out) if out else Path("runs") / name, setup.config, command="pretrain")
     pretrain_into(setup, run, progress=shown)
@@ -300,7 +308,9 @@ def estimate_classes(
     strict_data: StrictData = False,
     estimator: EstimatorName = None,
     most: MostClasses = None,
+    backbone: Backbone = None,
     weights: Weights = None,
+    download: Download = False,
     cache_views: CacheViews = None,
     recipe: Recipe = None,
     config: AnyPath | None = None,
@@ -335,7 +345,9 @@ def compare(
     manifest: ManifestFile = None,
     strict_data: StrictData = False,
     novel_classes: NovelClasses = None,
+    backbone: Backbone = None,
     weights: Weights = None,
+    download: Download = False,
     cache_views: CacheViews = None,
     recipe: Recipe = None,
     config: AnyPath | None = None,
@@ -410,4 +422,4 @@ def _listed(recipe: Recipe) -> list[str]:
 
 
 def _shown(progress: ProgressOn) -> Progress:
-    return progress if isinstance(progress, Progress) else Progress(Console(quiet=not progress))
+    return progress if isinstance(progress, Progress) else Progress(SafeConsole(quiet=not progress))

@@ -73,7 +73,9 @@ class TritonPythonModel:
         try:
             return self._run(requests)
         except Exception as error:  # every waiting client needs a response, for any error
-            return [pb_utils.InferenceResponse(error=pb_utils.TritonError(str(error))) for _ in requests]
+            if len(requests) > 1:  # one of them is to blame, and the others are not
+                return [response for request in requests for response in self._answer([request])]
+            return [pb_utils.InferenceResponse(error=pb_utils.TritonError(str(error)))]
 
     def _run(self, requests: list[Any]) -> list[Any]:
         wanted = sorted({name for request in requests for name in request.requested_output_names()})

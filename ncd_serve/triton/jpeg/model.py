@@ -1,34 +1,48 @@
 """A Triton model that takes image files as they are: it decodes them and asks the ONNX model beside it.
 
-`add_jpeg_model` copies this file into the repository together with the preprocessing that it calls, so that the server
-needs numpy, pillow and pydantic, but not ncd-serve. Each version's folder also has the bundle.json of the ONNX model's
-version of that number, with its preprocessing and its names.
+`add_jpeg_model` copies this file into the repository together with the decoders and the preprocessing that they call,
+so that the server needs numpy, pillow and pydantic, but not ncd-serve. Each version's folder also has the bundle.json
+of the ONNX model's version of that number, with its preprocessing and its names.
 """
 
 from __future__ import annotations
 
 import json
 import os
+import shutil
+import socket
+import subprocess
 import sys
 import time
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import suppress
+from itertools import zip_longest
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
 import triton_python_backend_utils as pb_utils
 
+HERE = str(Path(__file__).parent)
+sys.path.insert(0, HERE)  # what was exported, not what is installed
+try:
+    from ncd_serve.triton.jpeg import decoder
+except ImportError as error:
+    LACKS = f"image files need pillow and pydantic in the Python of the server: {error}"
+else:
+    LACKS = ""
+
 ATTEMPTS = 5  # a version may be unloaded while it is asked: its successor is ready a moment later
 PAUSE_SECONDS = 0.1
-MAX_DECODERS = 8
+BATCH_SECONDS = 10.0  # for all images of a dynamic batch: what is not decoded then is refused
 TYPES = {"cluster_id": np.int64, "cluster_name": np.object_, "confidence": np.float32, "json": np.object_}
 
 
 class _Facts(NamedTuple):
     """Facts about one version of the ONNX model."""
 
-    preprocess: Any
+    specification: str  # of the preprocessing, in JSON
+    side: int
     names: list[str]
 
 
@@ -45,31 +59,70 @@ class _GoneError(Exception):
     """Error for a version that is no longer served."""
 
 
+class _Decoders:
+    """Decoders of images (see `decoder.py`), and threads that wait for them."""
+
+    def __init__(self, count: int) -> None:
+        self._count = count
+        self._listener = socket.socket(socket.AF_UNIX)
+        self._listener.bind("")  # an address without a file
+        self._listener.listen()
+        self._pool = ThreadPoolExecutor(count)
+        self._keeper = self._start()
+
+    def _start(self) -> subprocess.Popen[bytes]:
+        # The stub embeds the first python3 on PATH, and is none itself.
+        python = shutil.which("python3") or sys.executable
+        number = self._listener.fileno()
+        command = [python, "-m", decoder.__name__, str(number), str(self._count)]
+        environment = {**os.environ, "PYTHONPATH": HERE}
+        return subprocess.Popen(command, stdin=subprocess.PIPE, pass_fds=[number], env=environment)
+
+    def decode(self, file: bytes, facts: _Facts) -> Future[Any]:
+        """Decode an image to an array, or to the reason why it cannot be."""
+        if self._keeper.poll() is not None:
+            self._keeper = self._start()
+        return self._pool.submit(self._ask, file, facts)
+
+    def _ask(self, file: bytes, facts: _Facts) -> Any:
+        answer = decoder.ask(self._listener.getsockname(), facts.specification, file, seconds=BATCH_SECONDS)
+        if isinstance(answer, str):
+            return answer
+        return np.frombuffer(answer, np.uint8).reshape(facts.side, facts.side, 3)
+
+    def close(self) -> None:
+        self._pool.shutdown(wait=False, cancel_futures=True)
+        assert self._keeper.stdin is not None
+        self._keeper.stdin.close()
+        self._keeper.wait()
+        self._listener.close()
+
+
 class TritonPythonModel:
     """Instance of the model; several of them decode in parallel."""
 
     def initialize(self, args: dict[str, str]) -> None:
-        """Load the decoder of images. A server without it still serves the ONNX model."""
+        """Start the decoders of images. A server without their libraries still serves the ONNX model."""
         parameters = json.loads(args["model_config"])["parameters"]
         self._asked = parameters["ncd_jpeg_of"]["string_value"]
         self._folder = Path(args["model_repository"])
-        self._pool = ThreadPoolExecutor(min(os.cpu_count() or 1, MAX_DECODERS))
         self._facts: dict[int, _Facts] = {}
-        self._lacks = ""
-        sys.path.insert(0, str(Path(__file__).parent))  # the copy that was exported, not an installed one
-        try:
-            from ncd_serve import errors, preprocess
-
-            self._preprocess, self._bad_image = preprocess, errors.DataError
+        self._decoders: _Decoders | None = None
+        if LACKS:
+            pb_utils.Logger.log_error(LACKS)
+        else:
             self._learn_versions()
-        except ImportError as error:
-            self._lacks = f"image files need pillow and pydantic in the Python of the server: {error}"
-            pb_utils.Logger.log_error(self._lacks)
+            self._decoders = _Decoders(int(parameters["ncd_decoders"]["string_value"]))
+
+    def finalize(self) -> None:
+        """End the decoders."""
+        if self._decoders is not None:
+            self._decoders.close()
 
     def execute(self, requests: list[Any]) -> list[Any]:
         """Answer the requests of one dynamic batch, in their order."""
-        if self._lacks:
-            return [_refusal(self._lacks, pb_utils.TritonError.UNAVAILABLE) for _ in requests]
+        if LACKS:
+            return [_refusal(LACKS, pb_utils.TritonError.UNAVAILABLE) for _ in requests]
         try:
             return self._try_versions(requests)
         except Exception as error:  # every waiting client needs a response, for any error
@@ -95,9 +148,7 @@ class TritonPythonModel:
 
     def _answer(self, requests: list[Any], version: int) -> list[Any]:
         facts = self._facts[version]
-        files = [pb_utils.get_input_tensor_by_name(request, "image").as_numpy().ravel() for request in requests]
-        decoding = [[self._pool.submit(self._decode, file, facts) for file in request] for request in files]
-        decoded = [[task.result() for task in request] for request in decoding]
+        decoded = self._decode([_files(request) for request in requests], facts)
         refused = [_refusal_of(request) for request in decoded]
         images = [image for request, no in zip(decoded, refused, strict=True) if no is None for image in request]
         rows = iter(self._ask(np.stack(images), version, facts) if images else ())
@@ -106,11 +157,16 @@ class TritonPythonModel:
             for request, images, no in zip(requests, decoded, refused, strict=True)
         ]
 
-    def _decode(self, file: bytes, facts: _Facts) -> Any:
-        try:
-            return self._preprocess.load_array(file, facts.preprocess)
-        except self._bad_image as error:
-            return str(error)
+    def _decode(self, requests: list[list[bytes]], facts: _Facts) -> list[list[Any]]:
+        """Return an array or a reason for each image of each request."""
+        assert self._decoders is not None
+        tasks: list[list[Future[Any]]] = [[] for _ in requests]
+        for turn in zip_longest(*requests):  # the first image of each first: nobody waits for all of another's
+            for number, file in enumerate(turn):
+                if file is not None:
+                    tasks[number].append(self._decoders.decode(file, facts))
+        give_up = time.monotonic() + BATCH_SECONDS
+        return [[_result(task, give_up) for task in request] for request in tasks]
 
     def _ask(self, images: Any, version: int, facts: _Facts) -> list[_Row]:
         response = pb_utils.InferenceRequest(
@@ -136,8 +192,20 @@ class TritonPythonModel:
         for entry in self._folder.iterdir():
             if entry.name.isdigit() and int(entry.name) not in self._facts:
                 bundle = json.loads((entry / "bundle.json").read_bytes())
-                spec = self._preprocess.PreprocessSpec(**bundle["preprocess"])
-                self._facts[int(entry.name)] = _Facts(spec, bundle["cluster_names"])
+                told = bundle["preprocess"]
+                self._facts[int(entry.name)] = _Facts(json.dumps(told), told["resolution"], bundle["cluster_names"])
+
+
+def _files(request: Any) -> list[bytes]:
+    return list(pb_utils.get_input_tensor_by_name(request, "image").as_numpy().ravel())
+
+
+def _result(task: Future[Any], give_up: float) -> Any:
+    try:
+        return task.result(max(0.0, give_up - time.monotonic()))
+    except Exception as error:  # whatever it is: of this image alone
+        task.cancel()
+        return f"cannot be decoded in time: {error!r}"
 
 
 def _refusal_of(images: list[Any]) -> Any:

@@ -7,8 +7,11 @@ from pathlib import Path
 
 import pytest
 
+from ncd_serve.deploy.memory import DECODING_MIB
 from ncd_serve.deploy.sizing import Demand, Figures, Quantity, size_up
 from ncd_serve.errors import DataError
+from ncd_serve.triton import jpeg
+from ncd_serve.triton.jpeg.decoder import MEMORY_BYTES
 from tests.conftest import Ncd
 
 FIGURES = Figures(
@@ -25,7 +28,7 @@ def test_a_million_images_a_day_by_hand() -> None:
     assert answers["images at the peak"] == 20
     assert answers["cores"] == pytest.approx(20 * 0.025 / 0.5)
     assert answers["replicas"] == 1
-    assert answers["memory of a replica"] == 2.0  # (1.5 x 320 + 1536) MiB in steps of 256
+    assert answers["memory of a replica"] == 3.25  # (1.5 x 320 + 1536 + 4 x 320) MiB in steps of 256
     assert answers["network, decoded images"] == pytest.approx(20 * 150_528 * 8 / 1e9)
     assert answers["network, image files"] == pytest.approx(0.016)
     assert "disk for cached views" not in answers
@@ -69,3 +72,9 @@ def test_as_it_is_typed(ncd: Ncd, bundle: Path, glyphs: Path, tmp_path: Path) ->
     ):
         refused = ncd("plan", "--bundle", bundle, "--sample", sample, "--images-per-day", images)
         assert refused.returncode == code and reason in refused.stderr and "Traceback" not in refused.stderr
+
+
+def test_pods_have_memory_for_all_decoders_of_the_model_that_takes_files() -> None:
+    assert "KIND_CPU count: {instances}" in jpeg._CONFIG and '"{decoders}"' in jpeg._CONFIG
+    each = (MEMORY_BYTES >> 20) + 64  # an image, and the process that decodes it
+    assert DECODING_MIB == jpeg.INSTANCES * jpeg.DECODERS * each == 1280

@@ -302,3 +302,10 @@ def test_the_accuracy_is_that_of_the_run(tiny_run: Path) -> None:
     table = confusion_data(shown, list(range(len(shown.counts))))
     scores = json.loads((tiny_run / "summary.json").read_text())["scores"]
     assert table is not None and table["accuracy"] == pytest.approx(scores["unlabelled-train"]["acc"], abs=1e-4)
+
+
+@pytest.mark.parametrize("value", [0.0, 1.0])
+def test_a_map_of_images_that_are_all_the_same_does_not_crash(value: float) -> None:
+    for width in (1, 8):
+        where = places(np.full((20, width), value, np.float32), MapKind.TSNE)
+        assert where.shape == (20, 2) and np.isfinite(where).all()

@@ -5,6 +5,7 @@ from __future__ import annotations
 import gc
 import gzip
 import io
+import socket
 import sys
 import tarfile
 import threading
@@ -12,9 +13,12 @@ import time
 import tracemalloc
 import zipfile
 from collections.abc import Iterator
+from contextlib import suppress
+from http.client import HTTPMessage
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any
+from urllib.request import Request
 
 import pytest
 from PIL import Image
@@ -271,6 +275,78 @@ def test_urls_are_fetched_only_when_allowed_and_within_limits(site: str, monkeyp
     reasons = ("Not Found", "ftp", "more than 200,000 bytes", "not complete after 0.5 s", "Connection refused")
     for reason, text in zip(reasons, bad, strict=True):
         assert reason in str(text), text
+
+
+RAW = {
+    "headers": b"HTTP/1.1 200 OK\r\n",
+    "chunks": b"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n",
+    "short": b"HTTP/1.1 200 OK\r\nContent-Length: 1000\r\n\r\nabc",
+    "short chunk": b"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\nff\r\nabc",
+    "nothing": b"",
+    "garbage": b"\0\1\2\r\n\r\n",
+}
+ENDLESS = {"headers": b"X-A: " + b"y" * 60_000 + b"\r\n", "chunks": b"1;" + b"x" * 60_000 + b"\r\na\r\n"}
+TRICKLED = {"headers": b"X", "chunks": b"1"}
+
+
+def answer_raw(listener: socket.socket, start: bytes, more: bytes, pause: float) -> None:
+    """Answer one request with these bytes, then with more of them until the client hangs up."""
+    with listener, suppress(OSError):
+        connection, _ = listener.accept()
+        with connection:
+            connection.recv(10_000)
+            connection.sendall(start)
+            while more:
+                connection.sendall(more)
+                time.sleep(pause)
+
+
+@pytest.mark.parametrize(
+    ("kind", "more", "reason"),
+    [
+        ("headers", ENDLESS, r"more than|got more than"),
+        ("headers", TRICKLED, "not complete after 0.5 s"),
+        ("chunks", ENDLESS, "more than 200,000 bytes"),
+        ("chunks", TRICKLED, "not complete after 0.5 s"),
+        ("short", {}, "cut off: 997 bytes are missing"),
+        ("short chunk", {}, "cannot be fetched: IncompleteRead"),
+        ("nothing", {}, "cannot be fetched: Remote end closed"),
+        ("garbage", {}, "cannot be fetched"),
+    ],
+)
+def test_limits_hold_for_all_that_a_server_sends(
+    kind: str, more: dict[str, bytes], reason: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(download, "MAX_BYTES", 200_000)
+    monkeypatch.setattr(download, "DOWNLOAD_SECONDS", 0.5)
+    listener = socket.create_server(("127.0.0.1", 0))
+    url = f"http://127.0.0.1:{listener.getsockname()[1]}/x.png"
+    arguments = (listener, RAW[kind], more.get(kind, b""), 0.01 if more is TRICKLED else 0)
+    server = threading.Thread(target=answer_raw, args=arguments)
+    server.start()
+    start = time.monotonic()
+    with pytest.raises(DataError, match=reason):
+        download.fetch(url)
+    assert time.monotonic() - start < 3
+    server.join(10)
+    assert not server.is_alive(), "the connection was closed"
+
+
+def test_redirects_stay_public_and_encrypted() -> None:
+    limits = download._Limits(time.monotonic() + 9)
+    limits.check_peer("93.184.216.34")
+    for address in ("127.0.0.1", "10.0.0.8", "169.254.169.254", "::1", "fe80::1%eth0"):
+        with pytest.raises(DataError, match="redirects to the private address"):
+            limits.check_peer(address)
+    limits.check_peer("93.184.216.34")
+    named = download._Limits(time.monotonic() + 9)
+    for address in ("192.168.1.5", "127.0.0.1", "93.184.216.34"):  # who names a private address asks for it
+        named.check_peer(address)
+    handler, message = download._RedirectHandler(), HTTPMessage()
+    with pytest.raises(DataError, match="it redirects from https to http://"):
+        handler.redirect_request(Request("https://a.org/x"), io.BytesIO(), 302, "", message, "http://a.org/y")
+    for start, end in (("http://a.org/x", "https://a.org/y"), ("https://a.org/x", "https://b.org/y")):
+        assert handler.redirect_request(Request(start), io.BytesIO(), 302, "", message, end)
 
 
 def open_files() -> int:

@@ -47,10 +47,11 @@ def test_both_ways_to_write_a_value_and_paths_that_hold_anywhere(
 
 
 def test_headers_of_restricted_interfaces() -> None:
-    options = TritonOptions(["--http-restricted-api=statistics,model-repository:admin=a=b"])
+    options = TritonOptions(
+        ["--http-restricted-api=statistics,model-repository:admin=a=b", "--grpc-restricted-protocol=trace,logging:k=v"]
+    )
     assert options.headers() == {"admin": "a=b"}
-    assert options.restricts_repository
-    assert not TritonOptions(["--http-restricted-api=statistics:admin=x"]).restricts_repository
+    assert options.restricted_protocols == {"trace", "logging"}
 
 
 @pytest.mark.triton
@@ -65,6 +66,7 @@ def test_tls_restrictions_cache_and_log_reach_the_server(tmp_path: Path) -> None
         f"--grpc-server-key={key}",
         f"--grpc-server-cert={certificate}",
         "--http-restricted-api=health,model-repository:admin=secret",
+        "--grpc-restricted-protocol=trace:admin=secret",
         "--cache-config=local,size=1048576",
         f"--log-file={log}",
     ]

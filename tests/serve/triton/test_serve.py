@@ -12,10 +12,9 @@ from PIL import Image
 
 from ncd_serve.errors import DataError, NcdError, ServerError, UsageError
 from ncd_serve.triton.serve import serve
-from tests.serve.small_models import CONFIG, LABELS, group_is_gone, make_export, needs_triton, regions
+from tests.serve.small_models import CONFIG, LABELS, SPEC, group_is_gone, make_export, needs_triton, regions
 
 pytestmark = [pytest.mark.triton, needs_triton]
-SPEC = '\nparameters { key: "ncd_preprocess" value { string_value: "{\\"resolution\\": 4, \\"resize\\": 4}" } }\n'
 
 
 @pytest.fixture

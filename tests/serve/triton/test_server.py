@@ -19,6 +19,8 @@ import pytest
 import tritonclient.grpc as grpc
 from tritonclient.utils import InferenceServerException
 
+from ncd_serve.doctor.checks import take_steps
+from ncd_serve.doctor.installation import installation_steps
 from ncd_serve.errors import DataError, MissingExtraError, ServerError
 from ncd_serve.triton import TritonServer, check_repository, find_triton, install
 from tests.serve.small_models import (
@@ -31,6 +33,7 @@ from tests.serve.small_models import (
     directly,
     group_is_gone,
     make_classifier,
+    make_export,
     make_lookup,
     needs_triton,
     needs_wheel,
@@ -137,6 +140,18 @@ def test_a_model_without_config_is_served_and_tells_its_errors(client: grpc.Infe
     with pytest.raises(InferenceServerException, match="out of data bounds"):
         client.infer("lookup", [tensor("row", np.array([[7]]))])
     assert client.infer("lookup", [tensor("row", np.array([[1]]))]).as_numpy("value").tolist() == [[2, 3]]
+
+
+@needs_triton
+def test_a_request_that_fails_in_the_model_fails_alone(client: grpc.InferenceServerClient) -> None:
+    rows, answers = [0, 7, 1, 7, 2, 0] * 5, Queue[tuple[int, Any, Any]]()
+    for row in rows:
+        given = [tensor("row", np.array([[row]]))]
+        client.async_infer("lookup", given, partial(lambda row, result, error: answers.put((row, result, error)), row))
+    for _ in rows:
+        row, result, error = answers.get(timeout=20)
+        assert (error is None) == (row < 7), (row, error)
+        assert error is not None or result.as_numpy("value").tolist() == [[2 * row, 2 * row + 1]]
 
 
 def request(name: str, array: Array, datatype: str = "UINT8") -> list[grpc.InferInput]:
@@ -337,6 +352,27 @@ def test_a_server_on_path_comes_first(tmp_path: Path, monkeypatch: pytest.Monkey
     assert found.environment() == dict(os.environ)
 
 
+def test_a_server_on_path_without_a_backend_for_onnx_says_what_to_do(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    make_classifier(tmp_path / "models" / "birds")
+    server = tmp_path / "opt" / "bin" / "tritonserver"
+    server.parent.mkdir(parents=True)
+    server.touch(mode=0o755)
+    monkeypatch.setenv("PATH", str(server.parent))
+    with pytest.raises(ServerError, match="has no ONNX Runtime backend") as caught:
+        TritonServer(tmp_path / "models").start()
+    assert "--backend-directory" in (caught.value.hint or "")
+    (problem,) = (check for check in take_steps("", installation_steps()) if check.what == "triton")
+    assert problem.verdict == "problem" and "no ONNX Runtime backend" in problem.found and problem.fix
+    backend = tmp_path / "opt" / "backends" / "onnxruntime" / "libtriton_onnxruntime.so"
+    backend.parent.mkdir(parents=True)
+    backend.touch()
+    find_triton().check_backend()
+    with pytest.raises(ServerError):
+        find_triton().check_backend(str(tmp_path / "elsewhere"))
+
+
 @pytest.mark.parametrize(
     ("file", "reason"),
     [
@@ -372,6 +408,68 @@ def test_a_configuration_that_cannot_work_is_explained(tmp_path: Path, config: s
     with pytest.raises(DataError, match=reason) as caught:
         check_repository(tmp_path)
     assert caught.value.hint
+
+
+@pytest.mark.parametrize(
+    "config",
+    [
+        'default_model_filename: "$(touch ran).onnx"',
+        'default_model_filename: "a b"',
+        'default_model_filename: "../model.onnx"',
+        'cc_model_filenames { key: "8.0" value: "`touch ran`" }',
+        'backend: "../../evil"',
+        'runtime: "x;touch ran"',
+        'output [ { name: "a" label_filename: "../../../etc/passwd" } ]',
+        'parameters { key: "EXECUTION_ENV_PATH" value { string_value: "/x;touch ran" } }',
+    ],
+)
+@pytest.mark.parametrize("allowed", [False, True])
+def test_no_name_of_a_configuration_reaches_a_shell_or_leaves_the_folder(
+    tmp_path: Path, config: str, allowed: bool
+) -> None:
+    make_classifier(tmp_path / "birds", config)
+    with pytest.raises(DataError, match="is not a plain name"):
+        TritonServer(tmp_path, python_models=allowed).start()
+    assert not list(tmp_path.rglob("ran")) and not Path("ran").exists()
+
+
+@pytest.mark.parametrize(
+    "place",
+    [
+        "birds/1/model.py",
+        "birds/1/numpy.pyc",
+        "birds/1/ncd_serve/errors.py",
+        "birds/1/deep/er/x.so",
+        "birds/libtriton_onnxruntime.so",
+        "birds/1/libtriton_onnxruntime.so.1",
+        "birds/triton_python_backend_stub",
+        "birds/model.py",
+    ],
+)
+def test_foreign_code_is_refused_unless_allowed(tmp_path: Path, place: str) -> None:
+    make_classifier(tmp_path / "birds")
+    (tmp_path / place).parent.mkdir(parents=True, exist_ok=True)
+    (tmp_path / place).write_text("import os")
+    with pytest.raises(DataError, match="runs code of its own") as caught:
+        check_repository(tmp_path)
+    assert "--allow-python-models" in (caught.value.hint or "")
+    assert check_repository(tmp_path, python_models=True) == ["birds"]
+
+
+def test_our_own_model_for_images_is_told_from_one_that_was_changed(tmp_path: Path) -> None:
+    make_export(tmp_path / "models")
+    make_export(tmp_path / "models", version=2)
+    assert check_repository(tmp_path / "models") == ["birds", "birds_jpeg"]
+    carried = tmp_path / "models" / "birds_jpeg" / "{}" / "ncd_serve" / "preprocess.py"
+    with Path(str(carried).format(1)).open("a") as stream:
+        stream.write("# of an older export")
+    assert check_repository(tmp_path / "models"), "Triton loads the newest version only"
+    linked = Path(str(carried).format(2)).parent
+    linked.rename(tmp_path / "elsewhere")
+    linked.symlink_to(tmp_path / "elsewhere")
+    (tmp_path / "elsewhere" / "more.py").touch()
+    with pytest.raises(DataError, match=r"'birds_jpeg' runs code of its own: 2/ncd_serve/more.py"):
+        check_repository(tmp_path / "models")
 
 
 def test_the_folder_of_a_model_is_told_from_a_repository(tmp_path: Path) -> None:

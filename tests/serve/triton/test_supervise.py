@@ -5,7 +5,9 @@ from __future__ import annotations
 import os
 import signal
 import threading
+import time
 from collections.abc import Callable, Iterator
+from itertools import count
 from pathlib import Path
 from typing import Any
 
@@ -14,8 +16,7 @@ import pytest
 import tritonclient.grpc as grpc
 from PIL import Image
 
-from ncd_serve.errors import ServerError
-from ncd_serve.triton import Supervisor, TritonServer, Updates, supervise
+from ncd_serve.triton import Supervisor, TritonServer, Updates, probe, supervise
 from tests.serve.small_models import (
     CONFIG,
     LABELS,
@@ -23,12 +24,14 @@ from tests.serve.small_models import (
     directly,
     make_classifier,
     make_export,
+    make_slow,
     needs_triton,
     needs_wheel,
     random_images,
     regions,
     stubs,
     tensor,
+    wait_until,
 )
 
 pytestmark = [pytest.mark.triton, needs_triton]
@@ -74,20 +77,73 @@ def test_one_of_two_dead_processes_is_noticed_and_the_server_comes_back_where_it
         assert server.pid != first and server.grpc_url == url
         assert answers(server)
     assert told == [
-        "model 'birds' has lost 1 of 2 processes: restarting Triton, 1 of at most 5 times",
+        "model 'birds' has lost 1 of 2 processes: restarting Triton",
         "Triton is ready again",
     ]
     assert regions() <= before
 
 
-def test_restarts_are_bounded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(supervise, "MAX_RESTARTS", 1)
+@pytest.mark.slow
+@needs_wheel
+def test_a_stopped_process_is_replaced_within_fifteen_seconds(tmp_path: Path) -> None:
+    make_export(tmp_path / "models", config=NO_DELAY)
+    told, moments = list[str](), list[float]()
+    with TritonServer(tmp_path / "models") as server:
+        server.wait_ready(READY_SECONDS)
+
+        def stop_stub() -> None:
+            os.kill(stubs(server, "birds_jpeg")[0], signal.SIGSTOP)
+            moments.append(time.monotonic())
+
+        supervised(server, told, iter([stop_stub, lambda: None, lambda: moments.append(time.monotonic())]))
+        assert moments[1] - moments[0] < 15
+        assert answers(server)
+    assert told == [
+        "model 'birds_jpeg' has lost 1 of 2 processes: restarting Triton",
+        "Triton is ready again",
+    ]
+
+
+@needs_wheel
+def test_a_model_that_computes_for_ever_is_noticed_and_one_that_is_busy_is_not(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    make_slow(tmp_path / "slow")
+    with TritonServer(tmp_path) as server, grpc.InferenceServerClient(server.grpc_url) as client:
+        server.wait_ready(READY_SECONDS)
+        monkeypatch.setattr(probe, "ANSWER_SECONDS", 1)
+        assert server.probe.hanging(server.pid) is None
+        client.async_infer("slow", [tensor("steps", np.array([10**9]))], lambda result, error: None)
+        time.sleep(0.5)
+        assert server.probe.lost_process(server.pid) is None
+        assert server.probe.hanging(server.pid) == "model 'slow' has not answered for 1 s"
+        finished = count()
+        monkeypatch.setattr(probe.Probe, "_finished", lambda *_: next(finished))
+        assert server.probe.hanging(server.pid) is None, "others get answers meanwhile"
+        os.kill(server.pid, signal.SIGSTOP)
+        assert wait_until(lambda: server.probe.hanging(server.pid) == "Triton has been stopped", 10)
+        server.stop(patience=0)
+
+
+def test_restarts_wait_longer_and_longer_but_are_never_the_last(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    supervisor = Supervisor(TritonServer(tmp_path), start_seconds=1, tell=lambda text: None)
+    now = 0.0
+    monkeypatch.setattr(time, "monotonic", lambda: now)
+    assert [supervisor._next_pause() for _ in range(8)] == [0, 1, 2, 4, 8, 16, 32, 60]
+    now = supervise.RECENT_SECONDS + 1
+    assert supervisor._next_pause() == 0
+
+
+def test_a_server_that_dies_comes_back(tmp_path: Path) -> None:
     make_classifier(tmp_path / "birds")
+    told = list[str]()
     with TritonServer(tmp_path) as server:
         server.wait_ready(READY_SECONDS)
-        supervisor = Supervisor(server, start_seconds=READY_SECONDS, tell=lambda text: None)
-        with pytest.raises(ServerError, match="Triton has ended by itself, and 1 restarts did not help"):
-            supervisor.run(show=lambda: os.kill(server.pid, signal.SIGKILL))
+        supervised(server, told, iter([lambda: os.kill(server.pid, signal.SIGKILL)]))
+        assert answers(server)
+    assert told == ["Triton has ended by itself: restarting Triton", "Triton is ready again"]
 
 
 class Asking:

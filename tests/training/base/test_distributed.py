@@ -23,8 +23,8 @@ from ncd_training.base.processes import Launch
 from ncd_training.base.run_dir import RunDir
 from ncd_training.config.resolve import parse_override, resolve_config
 from ncd_training.config.schema import TrainConfig
+from ncd_training.model.backbone import build_trunk
 from ncd_training.model.map_cache import cache_views
-from ncd_training.model.trunk import build_trunk
 from ncd_training.objective.queues import FifoQueue
 from ncd_training.run import train as training
 from rich.console import Console

@@ -28,7 +28,7 @@ def test_a_benchmark_starts_from_the_paper_s_settings(dataset: str) -> None:
     config = resolve_config(recipes=[recipe], overrides={"data.dataset": dataset})
     data, loss, optim = config.data, config.loss, config.optim
     assert PAPER[dataset] == (
-        config.model.trunk,
+        config.model.backbone,
         data.resolution,
         data.augmentation,
         loss.consistency_weight,

@@ -1,3 +1,4 @@
+import os
 from pathlib import Path
 
 import pytest
@@ -104,3 +105,11 @@ def test_a_file_that_is_no_text(tmp_path: Path) -> None:
     (tmp_path / "x.toml").write_bytes(b"\xff\xfe[optim]")
     with pytest.raises(UsageError, match=r"x\.toml is not TOML"):
         resolve_config(config_file=tmp_path / "x.toml")
+
+
+def test_folders_that_are_not_utf8_leave_a_configuration_that_can_be_read(tmp_path: Path) -> None:
+    folder = tmp_path / os.fsdecode(b"caf\xe9 \x1b[31m")
+    config = resolve_config(recipes=["glyphs"], overrides={"data.unlabelled": folder, "data.dataset": None})
+    (tmp_path / "config.toml").write_text(config.to_toml(), encoding="utf-8")
+    again = resolve_config(config_file=tmp_path / "config.toml")
+    assert again.optim == config.optim and r"caf\udce9" in str(again.data.unlabelled)

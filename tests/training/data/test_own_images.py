@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 
-SMALL = [part for value in ("optim.epochs=1", "rotations.epochs=0") for part in ("--set", value)]
+SMALL = [part for value in ("optim.epochs=1", "rotations.epochs=0", "model.weights=none") for part in ("--set", value)]
 
 
 @pytest.fixture

@@ -3,9 +3,9 @@ from pathlib import Path
 import torch
 from ncd_training.config.schema import DataConfig
 from ncd_training.data.views import BatchPlan, FileViews, ViewRequest, batches
+from ncd_training.model.backbone import build_trunk
 from ncd_training.model.branches import Trunk
 from ncd_training.model.map_cache import CachedViews, cache_bytes, cache_views
-from ncd_training.model.trunk import build_trunk
 
 from tests.runs import SILENT
 
@@ -59,7 +59,7 @@ def test_cached_views_are_the_trunk_of_file_views_and_are_reused(glyphs: Path, t
     paths = images(glyphs)
     cached = cache_views(trunk, paths, data(), folder=tmp_path, progress=SILENT)
     (file,) = tmp_path.iterdir()
-    assert cache_bytes(trunk, len(paths), data()) == file.stat().st_size - 128
+    assert cache_bytes(trunk, len(paths), data().cache_views, data().resolution) == file.stat().st_size - 128
     made = file.stat().st_mtime_ns
     cache_views(trunk, paths, data(), folder=tmp_path, progress=SILENT)
     assert file.stat().st_mtime_ns == made

@@ -4,20 +4,21 @@ from __future__ import annotations
 
 import pytest
 import torch
-from ncd_training.config.schema import TrainConfig
+from ncd_training.config.schema import ModelConfig, TrainConfig
 from ncd_training.model import onnx as onnx_trunk
+from ncd_training.model.backbone import build_trunk
 from ncd_training.model.branches import DualBranchModel, Trunk
 from ncd_training.model.onnx import OnnxTrunk
-from ncd_training.model.trunk import build_trunk
-from ncd_training.model.weights import check_weights
+from ncd_training.model.weights import settle
 
 from ncd_serve.errors import MissingExtraError
+from ncd_serve.progress import SILENT
 
 
 def in_onnx(name: str, resolution: int) -> tuple[Trunk, torch.Tensor]:
     torch.manual_seed(0)
     trunk = Trunk(build_trunk(name, resolution=resolution))
-    trunk.in_onnx = OnnxTrunk(name, resolution)
+    trunk.in_onnx = OnnxTrunk(ModelConfig(backbone=name), resolution)
     return trunk, torch.randint(0, 256, (6, 3, resolution, resolution), dtype=torch.uint8)
 
 
@@ -45,14 +46,14 @@ def test_changed_weights_are_noticed_and_equal_ones_share_a_session(monkeypatch:
     assert_torchs(trunk, images)
     same = Trunk(build_trunk("small_resnet", resolution=32))
     same.load_state_dict(trunk.state_dict())
-    same.in_onnx = OnnxTrunk("small_resnet", 32)
+    same.in_onnx = OnnxTrunk(ModelConfig(backbone="small_resnet"), 32)
     monkeypatch.setattr(onnx_trunk.subprocess, "run", lambda *_, **__: pytest.fail("made again"))
     assert_torchs(same, images)
 
 
 def test_branches_get_maps_in_the_format_that_they_like() -> None:
     model = DualBranchModel(build_trunk("small_resnet", resolution=32), known=3, novel=2)
-    model.trunk.in_onnx = OnnxTrunk("small_resnet", 32)
+    model.trunk.in_onnx = OnnxTrunk(ModelConfig(backbone="small_resnet"), 32)
     maps = model.to_maps(torch.zeros(2, 3, 32, 32, dtype=torch.uint8))
     assert maps.is_contiguous(memory_format=torch.channels_last)
 
@@ -60,7 +61,7 @@ def test_branches_get_maps_in_the_format_that_they_like() -> None:
 def test_what_is_missing_is_said_before_anything_is_done(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(onnx_trunk, "_PACKAGES", ("onnx", "no_such_package"))
     with pytest.raises(MissingExtraError, match="no_such_package") as caught:
-        check_weights(TrainConfig.model_validate({"optim": {"onnx_trunk": True}}))
+        settle(TrainConfig.model_validate({"optim": {"onnx_trunk": True}}), images=10, progress=SILENT)
     assert "onnx_trunk=false" in caught.value.hint
 
 

@@ -2,8 +2,8 @@ from typing import Any
 
 import torch
 from ncd_training.config.schema import PseudoLabelConfig
+from ncd_training.model.backbone import build_trunk
 from ncd_training.model.branches import DualBranchModel
-from ncd_training.model.trunk import build_trunk
 
 
 def test_a_transformers_tail_learns_what_the_whole_block_would_learn() -> None:

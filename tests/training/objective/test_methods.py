@@ -65,6 +65,8 @@ def blob_config(method: str, **more: Any) -> TrainConfig:
     settings: dict[str, Any] = {
         "data.novel_classes": NOVEL,
         "data.workers": 0,
+        "data.resolution": 32,
+        "data.resize": 32,
         "supervised.epochs": 0,
         "similarity.epochs": 30 if method in ("kcl", "mcl") else 0,
         "similarity.batch": 40,

@@ -5,8 +5,8 @@ import math
 import pytest
 import torch
 from ncd_training.config.schema import PretrainConfig
+from ncd_training.model.backbone import build_trunk
 from ncd_training.model.branches import Trunk
-from ncd_training.model.trunk import build_trunk
 from ncd_training.pretext import MomentumContrast, TrunkAndTail, contrast, follow
 from torch import Tensor, nn
 from torch.nn.functional import normalize

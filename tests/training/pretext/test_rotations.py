@@ -4,8 +4,8 @@ import math
 
 import pytest
 import torch
+from ncd_training.model.backbone import build_trunk
 from ncd_training.model.branches import Trunk
-from ncd_training.model.trunk import build_trunk
 from ncd_training.pretext import Rotations, TrunkAndTail, with_all_turns
 
 

@@ -13,7 +13,8 @@ from ncd_training.base.run_dir import RunDir
 from ncd_training.config.resolve import resolve_config
 from ncd_training.config.schema import PretrainConfig, TrainConfig
 from ncd_training.data import prepare as setup
-from ncd_training.model.weights import check_weights, initial_trunk, read_weights
+from ncd_training.model.weight_files import read_weights
+from ncd_training.model.weights import initial_trunk, settle
 from ncd_training.run import pretrain as pretraining
 from rich.console import Console
 from safetensors import safe_open
@@ -98,7 +99,7 @@ def test_the_weights_of_the_best_epoch_are_kept(glyphs: Path, tmp_path: Path, mo
 def test_train_starts_from_a_pretrained_run(rotnet_run: RunDir, tmp_path: Path) -> None:
     told = {"model.mean": [0.1, 0.2, 0.3]}
     config = resolve_config(recipes=["glyphs"], overrides={"model.weights": str(rotnet_run.path), **told})
-    check_weights(config)
+    settle(config, images=10, progress=SILENT)
     parts, report = initial_trunk(config, weights=rotnet_run.path)
     assert report is not None and report.unused == []
     assert report.line.startswith("ncd-serve pretrain rotnet weights: 40 of 40 tensors from")

@@ -10,8 +10,8 @@ import torch
 from ncd_training.base.precision import Precision
 from ncd_training.config.resolve import resolve_config
 from ncd_training.data.views import BatchPlan
+from ncd_training.model.backbone import build_trunk
 from ncd_training.model.branches import DualBranchModel
-from ncd_training.model.trunk import build_trunk
 from ncd_training.objective.method import build_method
 from ncd_training.run.step import TrainState, split_views, train_epoch, train_step
 from torch import Tensor

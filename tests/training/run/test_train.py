@@ -225,7 +225,8 @@ def test_every_branch_configuration_trains(
 
 
 def test_the_trunk_stays_frozen(config: TrainConfig, tmp_path: Path) -> None:
-    config = config.model_copy(update={"rotations": StageConfig()})
+    random = config.model.model_copy(update={"weights": "none"})
+    config = config.model_copy(update={"rotations": StageConfig(), "model": random})
     prepared = ready(config)
     parts, _ = initial_trunk(config, weights=None)
     before = training.build_state(prepared, parts).model.trunk.state_dict()

@@ -27,7 +27,13 @@ from rich.console import Console
 from ncd_serve.cli.app import app
 from ncd_serve.errors import DataError, NcdError, UsageError
 
-QUICK = {"optim.epochs": 1, "rotations.epochs": 0, "supervised.epochs": 0, "data.cache_views": 2}
+QUICK = {
+    "model.weights": "none",
+    "optim.epochs": 1,
+    "rotations.epochs": 0,
+    "supervised.epochs": 0,
+    "data.cache_views": 2,
+}
 
 
 def compare(*arguments: object) -> int:
@@ -115,7 +121,7 @@ def test_a_row_s_settings_win_over_recipes_and_lose_to_set() -> None:
 def test_departures_from_the_paper_are_named() -> None:
     rows = row_set("baselines").pick(["full", "dtc"])
     lines = departures(rows, wishes("cub200", "quick"))
-    assert "model.trunk: efficientnet_lite0 for resnet50" in lines
+    assert "model.backbone: efficientnet_lite0 for resnet50" in lines
     assert "optim.epochs: 4 for 200, 24 for 110" in lines
     assert departures(rows, wishes()) == []
     manifest = Manifest("cub200", [], [], [], None, notes=("a remark",))

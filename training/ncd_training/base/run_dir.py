@@ -301,6 +301,9 @@ class InitialWeights(_Record):
     file: str
     format: str
     sha256: str
+    repository: str | None = None
+    revision: str | None = None
+    licence: str | None = None
 
 
 class Summary(_Record):

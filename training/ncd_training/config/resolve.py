@@ -19,6 +19,7 @@ if sys.version_info >= (3, 11):
 else:
     import tomli as tomllib
 
+OWN_IMAGES = "plus"  # recipe of the user's own images, if none is given
 _PAPER = "paper"  # adds nothing: a dataset's own recipe holds the paper's settings already
 
 
@@ -46,6 +47,9 @@ def config_layers(
             refined = [f"{earlier}-{name}" for earlier in before if f"{earlier}-{name}" in recipe_names()]
             layers += [Layer(f"recipe {part}", tomllib.loads(recipe_text(part))) for part in (name, *refined)]
             before.append(name)
+    if "model.backbone" in (overrides or {}):
+        layers = [_for_any_backbone(layer) for layer in layers]
+        layers.append(Layer("command line", {"model": {"download": True}}))  # naming a network asks for its weights
     if config_file is not None:
         layers.append(Layer(str(config_file), _read_toml(config_file)))
     for key, value in (overrides or {}).items():
@@ -66,11 +70,23 @@ def layers_of_call(
     check_places(flags)
     own = recipe_for(flags["data.dataset"]) if "data.dataset" in flags else None
     requested = [recipe] if isinstance(recipe, str) else list(recipe or ())
+    if not (requested or own or method or config):
+        requested = [OWN_IMAGES]
     return config_layers(
         recipes=[*filter(None, [own]), *(method_recipes(method) if method else []), *requested],
         config_file=config,
         overrides={**flags, **overrides_of(settings)},
     )
+
+
+def _for_any_backbone(recipe: Layer) -> Layer:
+    """Return a recipe without the image size and normalisation of its own backbone."""
+    own = {"data": ("resolution", "resize", "interpolation"), "model": ("mean", "std")}
+    settings = {
+        section: {key: value for key, value in values.items() if key not in own.get(section, ())}
+        for section, values in recipe.settings.items()
+    }
+    return Layer(recipe.origin, settings)
 
 
 def check_places(flags: Mapping[str, Any]) -> None:
@@ -176,7 +192,9 @@ def _merge(tree: dict[str, Any], update: dict[str, Any]) -> None:
 
 
 def _with_current_keys(tree: dict[str, Any]) -> dict[str, Any]:
-    """Translate keys of older runs and files: `dtc_variant` is now `variant` of the method dtc."""
+    """Translate keys of older runs and files: `model.trunk` is `backbone`, `dtc_variant` is `variant` of dtc."""
+    if isinstance(model := tree.get("model"), dict) and "trunk" in model:
+        tree = {**tree, "model": {"backbone" if key == "trunk" else key: value for key, value in model.items()}}
     method = tree.get("method")
     if not isinstance(method, dict):
         return tree

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
@@ -34,24 +35,36 @@ class DataConfig(Section):
     strict: bool = False  # True: an unusable image is an error; False: it is skipped
     # Number of clusters; auto: estimated first; None: as in the named dataset.
     novel_classes: Annotated[int, Field(ge=2)] | Literal["auto"] | None = None
-    resolution: int = Field(224, ge=16)
-    resize: int = Field(256, ge=16)
+    # 0 and auto: as the backbone was pretrained; `train` fills them in.
+    resolution: int = Field(0, ge=0)
+    resize: int = Field(0, ge=0)
+    interpolation: Literal["auto", "bilinear", "bicubic"] = "auto"
     augmentation: Literal["crop", "glyph", "cifar10", "cifar100", "moco"] = "crop"
     workers: int = Field(2, ge=0)
-    cache_views: int = Field(0, ge=0)  # augmented views per image whose trunk maps are cached; 0: no cache
+    # Augmented views per image whose trunk maps are cached; 0: no cache; auto: as many as fit on the disk.
+    cache_views: Annotated[int, Field(ge=0)] | Literal["auto"] = 0
     cache_dir: Path | None = None  # cache that other runs can reuse; None: in the run directory until the run ends
 
     @property
     def preprocess(self) -> PreprocessSpec:
         """Preprocessing of images for evaluation and serving."""
-        return PreprocessSpec(resolution=self.resolution, resize=self.resize)
+        interpolation = "bicubic" if self.interpolation == "bicubic" else "bilinear"
+        return PreprocessSpec(resolution=self.resolution, resize=self.resize, interpolation=interpolation)
 
 
 class ModelConfig(Section):
     """Trunk, branches and memories."""
 
-    trunk: str = "resnet50"
-    weights: Path | None = None  # file or run directory with initial weights of trunk and tail; None: random weights
+    # Name of a network: of timm, `timm/NAME`, `hf-hub:OWNER/NAME@REVISION`, `local-dir:PATH`, or one of our own.
+    backbone: str = "efficientnet_lite0"
+    # auto: weights at hand, else those of the package, else of the hub; none: random; or a file, folder or run.
+    weights: str = "auto"
+    download: bool = False  # weights may be fetched from the hub
+    tail: Literal["stage", "adapter"] = "stage"  # adapter: the network is frozen whole, additional layers are trained
+    # Filled in by `train`, so that a run can be opened without the hub: the network, and the licence of its weights.
+    architecture: str | None = None
+    arguments: dict[str, Any] = {}
+    licence: str | None = None
     # Normalisation of pixels in 0 to 1; None: as stated in the weight file, else as usual for the backbone.
     mean: tuple[float, float, float] | None = None
     std: tuple[float, float, float] | None = None
@@ -66,6 +79,11 @@ class ModelConfig(Section):
     dictionary_sampling: Literal["random", "all", "cam"] = "random"
     dictionary_border: bool = True  # False: without the outermost parts of maps larger than 4x4
     bank_size: int = Field(2048, ge=1)  # T
+
+    @property
+    def weights_file(self) -> Path | None:
+        """File, folder or run with the initial weights; None: random, or not looked for yet."""
+        return None if self.weights in ("auto", "none") else Path(self.weights)
 
     @property
     def branch_kinds(self) -> list[BranchKind]:
@@ -231,6 +249,8 @@ class TrainConfig(Section):
 
     @model_validator(mode="after")
     def _fits_together(self) -> TrainConfig:
+        if 0 < self.data.resolution < 16 or 0 < self.data.resize < 16:
+            raise ValueError("data.resolution and data.resize must be at least 16, or 0 for the backbone's own size")
         if self.data.cache_views == 1:
             raise ValueError("data.cache_views must be 0 or at least 2: a training step compares two views of an image")
         if self.compat.trunk_batch_norm == "train" and self.data.cache_views:
@@ -243,4 +263,6 @@ class TrainConfig(Section):
 
     def to_toml(self) -> str:
         """Return the resolved configuration as TOML, which `--config` reads."""
-        return tomli_w.dumps(self.model_dump(mode="json", exclude_none=True))
+        text = tomli_w.dumps(self.model_dump(mode="json", exclude_none=True))
+        # TOML is UTF-8, folders need not be. A run finds its images by its manifest, not by them.
+        return re.sub("[\ud800-\udfff]", lambda found: rf"\\u{ord(found[0]):04x}", text)

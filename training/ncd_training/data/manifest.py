@@ -14,6 +14,7 @@ from typing import NamedTuple
 
 from ncd_serve.errors import DataError, did_you_mean
 from ncd_serve.inputs.images import images_in
+from ncd_serve.text import check_name, printable
 
 UNLABELLED_TRAIN = "unlabelled-train"  # images of discovery; ACC on them is transductive
 KNOWN_TEST = "known-test"
@@ -76,7 +77,7 @@ def class_folders(root: Path) -> dict[str, list[Path]]:
     if not root.is_dir():
         raise DataError(f"no such folder: {root}", hint="check the path")
     folders = sorted(entry for entry in root.iterdir() if entry.is_dir() and not entry.name.startswith("."))
-    found = {folder.name: images for folder in folders if (images := images_in(folder))}
+    found = {_class_name(folder): images for folder in folders if (images := images_in(folder))}
     if not found:
         raise DataError(
             f"no images in class folders below {root}", hint="put the images of each class into a folder of its own"
@@ -84,11 +85,18 @@ def class_folders(root: Path) -> dict[str, list[Path]]:
     return found
 
 
+def _class_name(folder: Path) -> str:
+    try:
+        return check_name(folder.name)
+    except ValueError as error:
+        raise DataError(f"class folder '{printable(folder.name)}': {error}", hint="rename the folder") from None
+
+
 def from_folders(labelled: Path, unlabelled: Path) -> Manifest:
     """Return the manifest of the user's own images: class folders, and a folder (flat or nested) without labels."""
     classes = class_folders(labelled)
     return Manifest(
-        name=unlabelled.resolve().name,
+        name=printable(unlabelled.resolve().name),
         labelled=[(path, number) for number, paths in enumerate(classes.values()) for path in paths],
         unlabelled=_images_below(unlabelled),
         known_classes=list(classes),
@@ -99,7 +107,8 @@ def from_folders(labelled: Path, unlabelled: Path) -> Manifest:
 def from_unlabelled(folders: list[Path]) -> Manifest:
     """Return a manifest of all images below some folders, none of them labelled."""
     images = [path for folder in folders for path in _images_below(folder)]
-    return Manifest(folders[-1].resolve().name, labelled=[], unlabelled=images, known_classes=[], novel_classes=None)
+    name = printable(folders[-1].resolve().name)
+    return Manifest(name, labelled=[], unlabelled=images, known_classes=[], novel_classes=None)
 
 
 def _images_below(folder: Path) -> list[Path]:
@@ -138,7 +147,7 @@ def from_csv(file: Path) -> Manifest:
     novel = _numbers(_true_classes(file, unlabelled))
     known_test, novel_test = _test_rows(file, test, known=known, novel=novel)
     return Manifest(
-        name=file.stem,
+        name=printable(file.stem),
         labelled=[(row.path, known[row.label]) for row in labelled],
         unlabelled=[row.path for row in unlabelled],
         known_classes=list(known),
@@ -179,6 +188,11 @@ def _row(file: Path, line: int, cells: dict[str, str]) -> _Row:
         raise DataError(f"{where}: unknown split '{split}'", hint="write train or test")
     if row["label"] and row["true_label"] not in ("", row["label"]):
         raise DataError(f"{where} has two labels", hint="give true_label only if label is empty")
+    for label in filter(None, (row["label"], row["true_label"])):
+        try:
+            check_name(label)
+        except ValueError as error:
+            raise DataError(f"{where}: label '{printable(label)}': {error}", hint="write another label") from None
     return _Row(line, file.parent / row["path"], row["label"], split, row["true_label"])
 
 

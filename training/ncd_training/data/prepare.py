@@ -64,15 +64,10 @@ class Setup:
 
 def list_images(config: TrainConfig, *, track: Track) -> Setup:
     """Find the images of a run and fill in the number of novel classes; reads no image."""
-    if config.model.weights is not None:
-        weights_path(config.model.weights)  # the quickest check comes first
+    if (weights := config.model.weights_file) and not weights.exists():
+        weights_path(weights)  # the quickest check comes first
     manifest = load_manifest(config.data, track=track)
-    novel = config.data.novel_classes or manifest.novel_classes
-    if novel is None:
-        raise UsageError(
-            "the number of novel classes is not known for these images",
-            hint="give --novel-classes N, or auto to estimate it",
-        )
+    novel = config.data.novel_classes or manifest.novel_classes or "auto"
     data = config.data.model_copy(update={"novel_classes": novel})
     return Setup(config.model_copy(update={"data": data}), manifest)
 

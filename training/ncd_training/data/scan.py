@@ -21,6 +21,7 @@ from ncd_serve.errors import DataError
 from ncd_serve.files import atomic_path
 from ncd_serve.preprocess import open_image, read_image
 from ncd_serve.progress import Track
+from ncd_serve.text import printable
 from ncd_training.base.processes import in_threads
 from ncd_training.data.manifest import Manifest
 
@@ -237,6 +238,6 @@ def _good(items: Sequence[T], reasons: Sequence[str]) -> list[T]:
 
 
 def _shortened(word: str, findings: Sequence[Finding], limit: int | None) -> list[str]:
-    shown = [f"{word} {finding.path}: {finding.reason}" for finding in findings[:limit]]
+    shown = [printable(f"{word} {finding.path}: {finding.reason}") for finding in findings[:limit]]
     more = len(findings) - len(shown)
     return [*shown, f"{word} {more:,} more"] if more else shown

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import math
 import os
+import shutil
 from collections.abc import Sequence
 from copy import copy
 from hashlib import sha256
@@ -71,11 +72,12 @@ def cache_views(
     The views do not depend on the run's seed, so that runs with different seeds can share them. The training processes
     of a machine compute its file together.
     """
+    assert isinstance(data.cache_views, int)  # `auto` is settled before a run starts
     ranks = ranks or Ranks()
     target = ranks.own_folder(folder) / f"views-{_fingerprint(trunk, paths, data)}.npy"
     with ranks.one_file(target) as unfinished:
         if unfinished is not None:
-            size = cache_bytes(trunk, len(paths), data)
+            size = cache_bytes(trunk, len(paths), data.cache_views, data.resolution)
             what = f"caching backbone features of {data.cache_views} views per image"
             progress.say(f"{what}: {size / 1e6:,.0f} MB in {folder}")
             requests = [ViewRequest(index, _cache_seeds(index, data.cache_views)) for index in range(len(paths))]
@@ -84,14 +86,21 @@ def cache_views(
     return CachedViews(target)
 
 
-def cache_bytes(trunk: Trunk, images: int, data: DataConfig) -> int:
+def cache_bytes(trunk: Trunk, images: int, views: int, resolution: int) -> int:
     """Return the size of the cache in bytes."""
-    return images * data.cache_views * view_bytes(trunk, data.resolution)
+    return images * views * view_bytes(trunk, resolution)
 
 
 def view_bytes(trunk: Trunk, resolution: int) -> int:
     """Return the size of a cached view in bytes; maps are float16."""
     return math.prod(_map_shape(trunk, resolution)) * 2
+
+
+def cache_room(folder: Path) -> int:
+    """Return how many bytes a cache may have: half of the free disk space, and no more than the machine's memory."""
+    while not folder.exists():
+        folder = folder.parent
+    return min(shutil.disk_usage(folder).free // 2, os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES"))
 
 
 @torch.no_grad()

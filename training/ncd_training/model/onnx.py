@@ -24,6 +24,7 @@ from torch import Tensor, nn
 
 from ncd_serve.errors import MissingExtraError
 from ncd_serve.runners import Session, open_session
+from ncd_training.config.schema import ModelConfig
 
 if TYPE_CHECKING:
     from ncd_training.config.schema import TrainConfig
@@ -41,14 +42,14 @@ def configured_trunk(config: TrainConfig) -> OnnxTrunk | None:
         if find_spec(package) is None:
             text = f"optim.onnx_trunk=true needs {package}, which is not installed"
             raise MissingExtraError(text, hint="pip install 'ncd-serve[export]', or --set optim.onnx_trunk=false")
-    return OnnxTrunk(config.model.trunk, config.data.resolution)
+    return OnnxTrunk(config.model, config.data.resolution)
 
 
 class OnnxTrunk:
     """Trunk in ONNX Runtime. A new session is made whenever the trunk's weights have changed."""
 
-    def __init__(self, name: str, resolution: int) -> None:
-        self._name, self._resolution = name, resolution
+    def __init__(self, model: ModelConfig, resolution: int) -> None:
+        self._model, self._resolution = model, resolution
         self._digest, self._version = "", -1
 
     def maps(self, trunk: Trunk, images: Tensor, *, at_once: int) -> Tensor:
@@ -71,7 +72,7 @@ class OnnxTrunk:
         with TemporaryDirectory() as scratch:
             weights, model = Path(scratch) / "trunk.safetensors", Path(scratch) / "trunk.onnx"
             save_file({name: tensor.contiguous() for name, tensor in trunk.state_dict().items()}, weights)
-            arguments = [self._name, str(self._resolution), str(weights), str(model)]
+            arguments = [self._model.model_dump_json(), str(self._resolution), str(weights), str(model)]
             # In a new process session, or Ctrl-C would interrupt the export as well.
             subprocess.run([sys.executable, "-m", __name__, *arguments], check=True, start_new_session=True)
             return open_session(model, threads=torch.get_num_threads())
@@ -91,16 +92,16 @@ def _sessions() -> dict[str, Session]:
     return {}
 
 
-def _write(name: str, resolution: int, weights: Path, target: Path) -> None:
+def _write(model: ModelConfig, resolution: int, weights: Path, target: Path) -> None:
     from ncd_training.model.branches import Trunk
-    from ncd_training.model.trunk import build_trunk
+    from ncd_training.model.weights import configured_parts
 
     class TrunkGraph(OnnxGraph):
         output_names = ("maps",)
 
         def __init__(self) -> None:
             super().__init__()
-            self.trunk = Trunk(build_trunk(name, resolution=resolution))
+            self.trunk = Trunk(configured_parts(model, resolution))
             self.trunk.load_state_dict(load_file(weights))
 
         def forward(self, image: Tensor) -> Tensor:
@@ -127,7 +128,7 @@ def write_onnx(graph: OnnxGraph, target: Path, *, resolution: int, metadata: dic
     import onnx
 
     example = torch.zeros(2, resolution, resolution, 3, dtype=torch.uint8)
-    with _quiet():
+    with _quiet(), _plain_attention(graph):
         program = torch.onnx.export(
             graph.eval().cpu(),
             (example,),
@@ -145,6 +146,19 @@ def write_onnx(graph: OnnxGraph, target: Path, *, resolution: int, metadata: dic
 
 
 @contextlib.contextmanager
+def _plain_attention(graph: nn.Module):  # type: ignore[no-untyped-def]
+    """Let timm's attention compute in single steps: the exporter fails on some fused forms."""
+    fused = [module for module in graph.modules() if getattr(module, "fused_attn", False)]
+    for module in fused:
+        module.fused_attn = False  # type: ignore[assignment]
+    try:
+        yield
+    finally:
+        for module in fused:
+            module.fused_attn = True  # type: ignore[assignment]
+
+
+@contextlib.contextmanager
 def _quiet():  # type: ignore[no-untyped-def]
     """Silence the exporter, which prints its progress and warns about its own internals."""
     logger = logging.getLogger("torch.onnx")
@@ -159,4 +173,4 @@ def _quiet():  # type: ignore[no-untyped-def]
 
 
 if __name__ == "__main__":
-    _write(sys.argv[1], int(sys.argv[2]), Path(sys.argv[3]), Path(sys.argv[4]))
+    _write(ModelConfig.model_validate_json(sys.argv[1]), int(sys.argv[2]), Path(sys.argv[3]), Path(sys.argv[4]))

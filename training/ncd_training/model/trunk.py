@@ -1,29 +1,20 @@
-"""Backbones, each cut into a frozen trunk and a tail: the last stage, of which every branch has a copy.
-
-A new backbone is one small function with a line in `TRUNKS`.
-"""
+"""Parts of a backbone: the frozen trunk, and the tail, its last stage, of which every branch has a copy."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from ncd_serve.errors import UsageError, did_you_mean
-from ncd_training.base.vision import timm, torchvision
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
-
-
+Channels = tuple[float, float, float]
 IMAGENET_MEAN, IMAGENET_STD = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)
 
 
 class TailOutput(NamedTuple):
-    """Output of a tail: `parts` [B, d, h, w] and the pooled `embedding` [B, d].
+    """Output of a tail: `parts` [B, d, h, w] and the pooled `embedding` [B, d], neither of them negative.
 
     Gradients flow through the embedding; parts are only compared, which needs no gradient.
     """
@@ -43,8 +34,9 @@ class TrunkParts:
     frozen: nn.Module
     tail: Tail
     dim: int
-    mean: tuple[float, float, float] = IMAGENET_MEAN
-    std: tuple[float, float, float] = IMAGENET_STD
+    mean: Channels = IMAGENET_MEAN
+    std: Channels = IMAGENET_STD
+    cut: str = ""  # in words, for the plan
 
 
 class Tail(nn.Module):
@@ -66,43 +58,75 @@ class ConvTail(Tail):
         return TailOutput(parts, parts.mean(dim=(2, 3)))
 
 
-class TransformerTrunk(nn.Module):
-    """Vision transformer of timm up to its last block: images to tokens [B, 1 + h*w, d]."""
+class PooledTail(Tail):
+    """Last stage of any network, with the network's own pooling and with its own layout of features.
 
-    def __init__(self, vit: Any) -> None:
-        super().__init__()
-        self.vit = nn.ModuleDict({"patch_embed": vit.patch_embed, "norm_pre": vit.norm_pre})
-        self.blocks = nn.Sequential(*list(vit.blocks)[:-1])
-        self.cls_token, self.pos_embed = vit.cls_token, vit.pos_embed
-
-    def forward(self, images: Tensor) -> Tensor:
-        """Return the tokens of images [B, 3, H, W], the class token first."""
-        patches = self.vit["patch_embed"](images)
-        tokens = torch.cat([self.cls_token.expand(patches.shape[0], -1, -1), patches], dim=1) + self.pos_embed
-        return self.blocks(self.vit["norm_pre"](tokens))
-
-
-class TransformerTail(Tail):
-    """Last block of a vision transformer: patch tokens are the parts, the class token is the embedding.
-
-    Ranking statistics compare the largest entries, so features must not be negative: both pass a ReLU.
+    Ranking statistics compare the largest entries, so features must not be negative: signed ones pass a ReLU.
     """
 
-    def __init__(self, block: Any, norm: nn.Module, grid: tuple[int, int]) -> None:
+    def __init__(self, stages: nn.Sequential, pool: nn.Module, layout: Layout, *, signed: bool = False) -> None:
         super().__init__()
-        self.block, self.norm, self.grid = block, norm, grid
+        self.stages, self.pool, self.layout, self.signed = stages, pool, layout, signed
+
+    def forward(self, maps: Tensor) -> TailOutput:
+        """Return parts and embedding of the trunk's output."""
+        features = self.stages(maps)
+        embedding = self._positive(self.pool(features))
+        if not self.with_parts:
+            return TailOutput(no_parts(embedding), embedding)
+        with torch.no_grad():
+            return TailOutput(self._positive(self.parts(features.detach())), embedding)
+
+    def parts(self, features: Tensor) -> Tensor:
+        """Return parts [B, d, h, w]; layers after the pooling are applied to each location alone."""
+        if not self.layout.pool_each:
+            return self.layout.to_map(features)
+        spots = self.layout.to_map(features).permute(0, 2, 3, 1)
+        alone = spots.flatten(0, 2)[(..., None, None) if self.layout.kind == "NCHW" else (slice(None), None, None)]
+        return self.pool(alone).unflatten(0, spots.shape[:3]).permute(0, 3, 1, 2)
+
+    def _positive(self, features: Tensor) -> Tensor:
+        return torch.relu(features) if self.signed else features
+
+
+@dataclass(frozen=True)
+class Layout:
+    """Layout of a network's features: NCHW, NHWC, or tokens NLC, of which the first `prefix` are no parts."""
+
+    kind: str
+    grid: tuple[int, int]
+    prefix: int = 0
+    pool_each: bool = False  # parts get the features' own width, or meaning, only in the pooling's layers
+
+    def to_map(self, features: Tensor) -> Tensor:
+        """Return features as maps [B, c, h, w], without prefix tokens."""
+        if self.kind == "NLC":
+            return features[:, self.prefix :].transpose(1, 2).unflatten(2, self.grid)
+        return features if self.kind == "NCHW" else features.permute(0, 3, 1, 2)
+
+
+class ClassTokenTail(Tail):
+    """Last block of a vision transformer: patch tokens are the parts, the class token is the embedding.
+
+    The result is that of `PooledTail`, for less work: only the class token passes the block with a gradient.
+    """
+
+    def __init__(self, block: Any, norm: nn.Module, layout: Layout) -> None:
+        super().__init__()
+        self.block, self.norm, self.layout = block, norm, layout
 
     def forward(self, tokens: Tensor) -> TailOutput:
-        """Return parts and embedding of tokens [B, 1 + h*w, d]."""
+        """Return parts and embedding of tokens [B, prefix + h*w, d]."""
         normed = self.block.norm1(tokens)
         keys, values = self._project(normed, slice(tokens.shape[2], None))
         embedding = self._features(tokens[:, :1], normed[:, :1], keys, values)[:, 0]
         if not self.with_parts:
-            return TailOutput(embedding[..., None, None][..., :0, :0], embedding)
+            return TailOutput(no_parts(embedding), embedding)
         # Patch tokens influence the embedding only as keys and values, and no loss term depends on the parts.
+        patches = slice(self.layout.prefix, None)
         with torch.no_grad():
-            parts = self._features(tokens[:, 1:], normed[:, 1:], keys, values)
-        return TailOutput(parts.transpose(1, 2).unflatten(2, self.grid), embedding)
+            parts = self._features(tokens[:, patches], normed[:, patches], keys, values)
+        return TailOutput(parts.transpose(1, 2).unflatten(2, self.layout.grid), embedding)
 
     def _features(self, tokens: Tensor, normed: Tensor, keys: Tensor, values: Tensor) -> Tensor:
         """Return some tokens [B, n, d] after the block, in which they attend to all tokens."""
@@ -118,107 +142,28 @@ class TransformerTail(Tail):
         return projected.unflatten(2, (-1, attention.num_heads, attention.head_dim)).permute(2, 0, 3, 1, 4).unbind()
 
 
-def _small_resnet(_resolution: int) -> TrunkParts:
-    """Build a network for images of about 32 px, which trains from random weights in a minute on a CPU."""
-    net = SmallResNet()
-    return TrunkParts(net, nn.Sequential(net.stem, net.layer1, net.layer2), ConvTail(net.layer3), net.dim)
+class AdapterTail(Tail):
+    """Trained layers after a network that is frozen whole. They start as the identity.
 
-
-def _cifar_resnet18(_resolution: int) -> TrunkParts:
-    net = CifarResNet()
-    frozen = nn.Sequential(net.conv1, net.bn1, net.relu, net.layer1, net.layer2, net.layer3)
-    return TrunkParts(net, frozen, ConvTail(net.layer4), 512)
-
-
-def _torchvision_resnet(name: str) -> Callable[[int], TrunkParts]:
-    def build(_resolution: int) -> TrunkParts:
-        net: Any = getattr(torchvision.models, name)(weights=None)
-        stem = (net.conv1, net.bn1, net.relu, net.maxpool)
-        frozen = nn.Sequential(*stem, net.layer1, net.layer2, net.layer3)
-        return TrunkParts(net, frozen, ConvTail(net.layer4), net.fc.in_features)
-
-    return build
-
-
-def _efficientnet_lite0(_resolution: int) -> TrunkParts:
-    net: Any = timm.create_model("tf_efficientnet_lite0", pretrained=False)
-    frozen = nn.Sequential(net.conv_stem, net.bn1, *net.blocks[:-1])
-    tail = ConvTail(net.blocks[-1], net.conv_head, net.bn2)
-    return TrunkParts(net, frozen, tail, net.num_features, mean=(0.5, 0.5, 0.5), std=(0.5, 0.5, 0.5))
-
-
-def _vit_small(resolution: int) -> TrunkParts:
-    net: Any = timm.create_model("vit_small_patch16_224", pretrained=False, img_size=resolution)
-    tail = TransformerTail(net.blocks[-1], net.norm, net.patch_embed.grid_size)
-    return TrunkParts(net, TransformerTrunk(net), tail, net.embed_dim)
-
-
-TRUNKS: dict[str, Callable[[int], TrunkParts]] = {
-    "small_resnet": _small_resnet,
-    "cifar_resnet18": _cifar_resnet18,
-    "resnet18": _torchvision_resnet("resnet18"),
-    "resnet50": _torchvision_resnet("resnet50"),
-    "efficientnet_lite0": _efficientnet_lite0,
-    "vit_small": _vit_small,
-}
-
-
-def build_trunk(name: str, *, resolution: int) -> TrunkParts:
-    """Build the named backbone with random weights, cut for images of `resolution` px."""
-    if name not in TRUNKS:
-        raise UsageError(f"model.trunk: unknown backbone '{name}'", hint=did_you_mean(name, TRUNKS))
-    return TRUNKS[name](resolution)
-
-
-class Block(nn.Module):
-    """Residual block: two 3x3 convolutions, and a shortcut of average pooling with zeros for additional channels."""
-
-    def __init__(self, width_in: int, width: int, stride: int = 1) -> None:
-        super().__init__()
-        self.stride, self.extra = stride, width - width_in
-        self.conv1 = nn.Conv2d(width_in, width, 3, stride, 1, bias=False)
-        self.bn1 = nn.BatchNorm2d(width)
-        self.conv2 = nn.Conv2d(width, width, 3, 1, 1, bias=False)
-        self.bn2 = nn.BatchNorm2d(width)
-
-    def forward(self, maps: Tensor) -> Tensor:
-        """Return non-negative maps [B, width, H / stride, W / stride] of maps [B, width_in, H, W]."""
-        shortcut = F.avg_pool2d(maps, self.stride) if self.stride > 1 else maps
-        if self.extra:
-            shortcut = F.pad(shortcut, (0, 0, 0, 0, 0, self.extra))
-        residual = self.bn2(self.conv2(torch.relu(self.bn1(self.conv1(maps)))))
-        return torch.relu(shortcut + residual)
-
-
-def _convolution(width_in: int, width: int, size: int) -> nn.Sequential:
-    convolution = nn.Conv2d(width_in, width, size, padding=size // 2, bias=False)
-    return nn.Sequential(convolution, nn.BatchNorm2d(width), nn.ReLU(inplace=True))
-
-
-class SmallResNet(nn.Module):
-    """Residual network of three stages that halve the map: 32 px images end as 4x4 maps.
-
-    A 1x1 convolution widens the last stage to 512 features, as in ResNet-18: with few features the top-k sets of
-    different classes overlap so much that ranking statistics cannot tell the classes apart.
+    Their input is the network's embedding and its pooled parts, as tokens [B, 1 + h*w, d].
     """
 
-    dim = 512
+    HIDDEN = 512
 
-    def __init__(self, width: int = 16) -> None:
+    def __init__(self, dim: int, layout: Layout) -> None:
         super().__init__()
-        self.stem = _convolution(3, width, 3)
-        self.layer1 = Block(width, 2 * width, 2)
-        self.layer2 = Block(2 * width, 4 * width, 2)
-        self.layer3 = nn.Sequential(Block(4 * width, 8 * width, 2), _convolution(8 * width, self.dim, 1))
+        self.layout = layout
+        last = nn.Linear(self.HIDDEN, dim)
+        nn.init.zeros_(last.weight)
+        nn.init.zeros_(last.bias)
+        self.change = nn.Sequential(nn.Linear(dim, self.HIDDEN), nn.ReLU(), last)
+
+    def forward(self, tokens: Tensor) -> TailOutput:
+        """Return parts and embedding."""
+        adapted = torch.relu(tokens + self.change(tokens))
+        return TailOutput(self.layout.to_map(adapted), adapted[:, 0])
 
 
-class CifarResNet(nn.Module):
-    """ResNet-18 as RankStat uses it on CIFAR: blocks [2, 2, 2, 2] of 64 to 512 channels, named as in its files."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.conv1, self.bn1, self.relu = _convolution(3, 64, 3)
-        self.layer1 = nn.Sequential(Block(64, 64), Block(64, 64))
-        self.layer2 = nn.Sequential(Block(64, 128, 2), Block(128, 128))
-        self.layer3 = nn.Sequential(Block(128, 256, 2), Block(256, 256))
-        self.layer4 = nn.Sequential(Block(256, 512, 2), Block(512, 512))
+def no_parts(embedding: Tensor) -> Tensor:
+    """Return maps of 0 x 0 parts [B, d, 0, 0]."""
+    return embedding[..., None, None][..., :0, :0]

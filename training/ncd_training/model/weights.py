@@ -3,31 +3,41 @@
 from __future__ import annotations
 
 import json
-import re
-import warnings
-from argparse import Namespace
-from collections.abc import Mapping
+import sys
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal
 
 import torch
-from safetensors import SafetensorError, safe_open
 from safetensors.torch import save_file
-from torch import Tensor
+from torch import Tensor, nn
 
-from ncd_serve.errors import DataError
+from ncd_serve.errors import DataError, UsageError
 from ncd_serve.files import atomic_path, sha256
-from ncd_training.base.run_dir import InitialWeights, weights_path
-from ncd_training.base.vision import resample_abs_pos_embed
+from ncd_training.base.run_dir import InitialWeights
+from ncd_training.model.backbone import ALIASES, OWN, Backbone, build_trunk
+from ncd_training.model.branches import Trunk
+from ncd_training.model.hub import PACKAGE, find_weights, locate, missing_weights, packaged_file, repository_of
+from ncd_training.model.map_cache import cache_bytes, cache_room
 from ncd_training.model.onnx import configured_trunk
-from ncd_training.model.trunk import TRUNKS, TrunkParts, build_trunk
+from ncd_training.model.trunk import TrunkParts
+from ncd_training.model.weight_files import WeightFile, channels, read_weights
 
 if TYPE_CHECKING:
-    from ncd_training.config.schema import TrainConfig
-    from ncd_training.model.branches import Trunk
+    from ncd_serve.progress import Progress
+    from ncd_training.config.schema import ModelConfig, TrainConfig
 
 
+# Caches of trunk maps, the best first: views per image, share of the resolution, what is trained after the trunk.
+_CACHES: tuple[tuple[int, float, Literal["stage", "adapter"]], ...] = (
+    (8, 1.0, "stage"),
+    (4, 1.0, "stage"),
+    (4, 0.75, "stage"),
+    (2, 0.75, "stage"),
+    (8, 1.0, "adapter"),
+    (2, 1.0, "adapter"),
+)
 _MAX_NAMES = 4  # of tensors in a message
 _COUNTER = "num_batches_tracked"  # of batch norm; missing in old files, and nothing reads it
 
@@ -46,30 +56,98 @@ class WeightsReport:
         unused = f" (unused: {_listed(self.unused)})" if self.unused else ""
         return f"{self.file.format} weights: {self.matched} of {self.matched} tensors from {self.file.path}{unused}"
 
-    def facts(self) -> InitialWeights:
-        """Return the entry of the run's summary and the model card."""
-        file = self.file
-        return InitialWeights(file=file.path.name, format=file.format, sha256=sha256(file.path))
+    def facts(self, licence: str | None = None) -> InitialWeights:
+        """Return the entry of the run's summary and the model card; `licence` is that of the backbone's weights."""
+        file, origin = self.file, repository_of(self.file.path)
+        repository, revision = origin or (f"package {PACKAGE}" if file.path == packaged_file() else None, None)
+        return InitialWeights(
+            file=file.path.name,
+            format=file.format,
+            sha256=sha256(file.path),
+            repository=repository,
+            revision=revision,
+            licence=licence,
+        )
+
+
+def settle(config: TrainConfig, *, images: int, progress: Progress) -> TrainConfig:
+    """Return the settings with all that follows from the backbone: architecture, image size, file of weights.
+
+    Raises if the backbone is unknown, does not fit the weights, or would be frozen with random ones.
+    """
+    configured_trunk(config)
+    model, data = config.model, config.data
+    backbone = locate(model.backbone, progress=progress)
+    size = _image_size(config, backbone)
+    found = find_weights(backbone, model.weights, download=model.download, progress=progress)
+    learns = config.rotations.epochs or config.from_labels.epochs
+    if found is None and model.weights != "none" and not learns:
+        raise missing_weights(backbone)
+    facts: dict[str, Any] = {
+        "architecture": backbone.architecture,
+        "arguments": backbone.arguments,
+        "licence": found.licence if found else None,
+        "weights": str(found.path.absolute()) if found else "none",
+    }
+    if ":" in model.backbone:  # its normalisation is not in timm's list
+        facts |= {"mean": model.mean or backbone.mean, "std": model.std or backbone.std}
+    update: dict[str, Any] = {"data": data.model_copy(update=size), "model": model.model_copy(update=facts)}
+    if found and model.weights == "auto":
+        update["rotations"] = config.rotations.model_copy(update={"epochs": 0})  # only for want of weights
+    settled = config.model_copy(update=update)
+    parts = configured_parts(settled.model, settled.data.resolution)
+    if found:
+        _match(parts, read_weights(found.path))
+    origin = f"weights from {found.origin}" if found else "random weights"
+    progress.say(f"backbone {model.backbone} at {settled.data.resolution} px, {parts.cut}, {origin}")
+    return with_cache(settled, images=images, progress=progress)
+
+
+def with_cache(config: TrainConfig, *, images: int, progress: Progress) -> TrainConfig:
+    """Return the settings with `data.cache_views=auto` replaced by the best cache that fits; say which and why."""
+    if config.data.cache_views != "auto":
+        return config
+    room = cache_room(config.data.cache_dir or Path())
+    for views, share, tail in _CACHES:
+        side = locate(config.model.backbone, progress=progress).fitting(round(share * config.data.resolution))
+        data = config.data.model_copy(update={"cache_views": views, "resolution": side})
+        chosen = config.model_copy(update={"data": data, "model": config.model.model_copy(update={"tail": tail})})
+        with suppress(UsageError):  # not every network can be built for every size
+            size = cache_bytes(Trunk(configured_parts(chosen.model, side)), images, views, side)
+            if size <= room:
+                break
+    what = f"{views} views per image at {side} px" + (", pooled to parts of a frozen network" * (tail == "adapter"))
+    progress.say(f"cache: {what}, {size / 1e6:,.0f} MB; {room / 1e6:,.0f} MB are free for it")
+    return chosen
+
+
+def _image_size(config: TrainConfig, backbone: Backbone) -> dict[str, Any]:
+    """Return the settings of the image size; what is not given is as the backbone was pretrained."""
+    data = config.data
+    side = backbone.fitting(data.resolution or backbone.size)
+    interpolation = backbone.interpolation if data.interpolation == "auto" else data.interpolation
+    return {"resolution": side, "resize": data.resize or round(side / backbone.crop), "interpolation": interpolation}
+
+
+def configured_parts(model: ModelConfig, resolution: int) -> TrunkParts:
+    """Build the configured backbone with random weights."""
+    return build_trunk(
+        model.architecture or model.backbone,
+        resolution=resolution,
+        arguments=model.arguments,
+        adapter=model.tail == "adapter",
+    )
 
 
 def initial_trunk(config: TrainConfig, *, weights: Path | None) -> tuple[TrunkParts, WeightsReport | None]:
     """Build the configured backbone with weights of a file or random weights, and their normalisation."""
     torch.manual_seed(config.optim.seed)  # also for the heads, which are built next
-    parts = build_trunk(config.model.trunk, resolution=config.data.resolution)
+    parts = configured_parts(config.model, config.data.resolution)
     report = load_weights(parts, weights) if weights else None
     file = report.file if report else None
     mean = config.model.mean or (file and file.mean) or parts.mean
     std = config.model.std or (file and file.std) or parts.std
     return replace(parts, mean=mean, std=std), report
-
-
-def check_weights(config: TrainConfig) -> None:
-    """Raise if the configured backbone is unknown, cannot run, or does not fit the weights; do not allocate it."""
-    configured_trunk(config)
-    with torch.device("meta"):
-        parts = build_trunk(config.model.trunk, resolution=config.data.resolution)
-    if config.model.weights is not None:
-        _match(parts, read_weights(config.model.weights))
 
 
 def load_weights(parts: TrunkParts, path: Path) -> WeightsReport:
@@ -106,29 +184,39 @@ def _compare(parts: TrunkParts, file: WeightFile) -> tuple[dict[str, Tensor], di
     network, places = parts.network.state_dict(), _places(parts)
     wanted = {name: network[name] for name in places.values() if not name.endswith(_COUNTER)}
     found = {places.get(name, name): tensor for name, tensor in file.tensors.items()}
-    if "pos_embed" in wanted and "pos_embed" in found:
-        found["pos_embed"] = _resampled(found["pos_embed"], wanted["pos_embed"], parts.network)
+    if not _fits(wanted, found):
+        found = _converted(found, parts.network)
     return wanted, found
 
 
+def _fits(wanted: dict[str, Tensor], found: dict[str, Tensor]) -> bool:
+    return all(name in found and found[name].shape == tensor.shape for name, tensor in wanted.items())
+
+
+def _converted(found: dict[str, Tensor], network: nn.Module) -> dict[str, Tensor]:
+    """Return the tensors as timm converts them: other names, position embeddings of another image size."""
+    convert = getattr(sys.modules[type(network).__module__], "checkpoint_filter_fn", None)
+    if convert is None:
+        return found
+    try:
+        converted: dict[str, Tensor] = convert(dict(found), network)
+    except Exception:  # tensors of another network: they are listed as they are
+        return found
+    return converted
+
+
 def _places(parts: TrunkParts) -> dict[str, str]:
-    """Return the network's names of the tensors of trunk and tail, by their names in checkpoints of a run."""
+    """Return the network's names of the tensors of trunk and tail, by their names in checkpoints of a run.
+
+    An adapter is not part of the network: no file has its weights.
+    """
     names = {id(tensor): name for name, tensor in parts.network.state_dict(keep_vars=True).items()}
     return {
         f"{prefix}.{name}": names[id(tensor)]
         for prefix, module in (("trunk.stages", parts.frozen), ("branches.0.tail", parts.tail))
         for name, tensor in module.state_dict(keep_vars=True).items()
+        if id(tensor) in names
     }
-
-
-def _resampled(given: Tensor, wanted: Tensor, vit: Any) -> Tensor:
-    """Resample position embeddings [1, 1 + h*w, d] of a square grid to the grid of another resolution."""
-    same_width = given.dim() == 3 and given.shape[-1] == wanted.shape[-1]
-    side = round(max(given.shape[1] - 1, 0) ** 0.5) if same_width else 0
-    if given.shape == wanted.shape or side == 0 or side * side != given.shape[1] - 1:
-        return given
-    resampled: Tensor = resample_abs_pos_embed(given, list(vit.patch_embed.grid_size), [side, side])
-    return resampled
 
 
 def _misfit(file: WeightFile, wanted: dict[str, Tensor], found: dict[str, Tensor], matched: int) -> str:
@@ -146,129 +234,12 @@ def _misfit(file: WeightFile, wanted: dict[str, Tensor], found: dict[str, Tensor
 
 
 def _other_trunk(file: WeightFile) -> str:
-    for name in TRUNKS:
-        with torch.device("meta"):
-            parts = build_trunk(name, resolution=224)
-        wanted, found = _compare(parts, file)
-        if all(name in found and found[name].shape == tensor.shape for name, tensor in wanted.items()):
-            return f"use the backbone that the file fits: --set model.trunk={name}"
-    return f"use weights of one of the backbones {', '.join(TRUNKS)}"
+    names = [*OWN, *ALIASES, "resnet18", "resnet50"]
+    for name in names:
+        if _fits(*_compare(build_trunk(name, resolution=224), file)):
+            return f"use the backbone that the file fits: --backbone {name}"
+    return f"name its backbone with --backbone, or use weights of one of {', '.join(names)}"
 
 
 def _listed(names: list[str]) -> str:
     return ", ".join(names[:_MAX_NAMES]) + (f", and {len(names) - _MAX_NAMES} more" if len(names) > _MAX_NAMES else "")
-
-
-Channels = tuple[float, float, float]
-
-# Keys under which checkpoints keep their tensors. Averaged weights come first: papers report their results.
-_WRAPPERS = ("teacher", "student", "state_dict_ema", "model_ema", "state_dict", "model")
-_NOT_WEIGHTS = {
-    b"<": ("is a web page, not weights", "open the address in a browser and download the file itself"),
-    b"version https://git-lfs": ("is a Git LFS pointer, not weights", "fetch the file itself with: git lfs pull"),
-}
-_COPY_AGAIN = "download or copy it again"
-
-
-@dataclass(frozen=True)
-class WeightFile:
-    """Tensors under the network's names, their file and format, and their normalisation if the file states it."""
-
-    path: Path
-    format: str
-    tensors: dict[str, Tensor]
-    mean: Channels | None = None
-    std: Channels | None = None
-
-
-def read_weights(path: Path) -> WeightFile:
-    """Read a weight file or run directory of any known format, which is recognised by the names of the tensors."""
-    path = weights_path(path)
-    content, facts = _content(path)
-    tensors = _tensors(content)
-    if not tensors:
-        found = ", ".join(map(str, list(content)[:5])) or "nothing"
-        raise DataError(f"{path} holds no weights, only {found}", hint="save the network's state dict")
-    if "model.trunk.mean" in tensors:
-        return _own_run(path, tensors)
-    if "method" in facts and "trunk" in facts:
-        mean, std = (json.loads(facts[name]) for name in ("mean", "std"))
-        return WeightFile(path, f"ncd-serve pretrain {facts['method']}", tensors, tuple(mean), tuple(std))
-    for prefix, format_ in (("encoder_q.", "MoCo v2"), ("backbone.", "DINO")):
-        if inner := _below(prefix, tensors):
-            return WeightFile(path, format_, inner)
-    return WeightFile(path, _guess(tensors), tensors)
-
-
-def _own_run(path: Path, tensors: dict[str, Tensor]) -> WeightFile:
-    model = _below("model.", tensors)
-    weights = {name: tensor for name, tensor in model.items() if name.startswith(("trunk.stages.", "branches.0.tail."))}
-    return WeightFile(path, "ncd-serve run", weights, channels(model["trunk.mean"]), channels(model["trunk.std"]))
-
-
-def channels(moments: Tensor) -> Channels:
-    """Convert a model's mean or standard deviation from pixels of 0 to 255 (float32) to pixels of 0 to 1."""
-    red, green, blue = (round(value / 255, 6) for value in moments.flatten().tolist())
-    return red, green, blue
-
-
-def _guess(tensors: dict[str, Tensor]) -> str:
-    """Return the likely format of a plain state dict."""
-    if "patch_embed.proj.weight" in tensors:
-        return "timm" if "head.weight" in tensors else "DINO"
-    if "conv_stem.weight" in tensors:
-        return "timm"
-    if "conv1.weight" in tensors and "layer1.0.conv1.weight" in tensors:
-        return "RotNet" if tensors["conv1.weight"].shape[-1] == 3 else "torchvision"
-    return "unknown"
-
-
-def _content(path: Path) -> tuple[Mapping[str, Any], dict[str, str]]:
-    with path.open("rb") as stream:
-        start = stream.read(64)
-    if not start:
-        raise DataError(f"{path} is empty", hint=_COPY_AGAIN)
-    for beginning, (problem, hint) in _NOT_WEIGHTS.items():
-        if start.lstrip().startswith(beginning):
-            raise DataError(f"{path} {problem}", hint=hint)
-    # A safetensors file begins with the length of its header in 8 bytes, then the header as JSON.
-    return _safetensors(path) if start[8:9] == b"{" else (_pickled(path), {})
-
-
-def _safetensors(path: Path) -> tuple[dict[str, Tensor], dict[str, str]]:
-    try:
-        with safe_open(path, framework="pt") as stored:
-            return {key: stored.get_tensor(key) for key in stored.keys()}, stored.metadata() or {}  # noqa: SIM118
-    except (SafetensorError, OSError) as error:
-        raise DataError(f"{path} is damaged: {error}", hint=_COPY_AGAIN) from None
-
-
-def _pickled(path: Path) -> Mapping[str, Any]:
-    try:
-        # DINO's full checkpoints hold their command line as a Namespace, which only stores values.
-        with torch.serialization.safe_globals([Namespace]), warnings.catch_warnings():
-            warnings.simplefilter("ignore")  # about other pickle protocols: such files end as errors here
-            content = torch.load(path, map_location="cpu", weights_only=True)
-    except Exception as error:  # a damaged or foreign pickle may raise anything
-        if code := re.search(r"GLOBAL (\S+) was not an allowed global", str(error)):
-            raise DataError(
-                f"{path} contains code ({code[1]}), which was not run",
-                hint="if you trust the file, load it yourself and save its state dict with safetensors.torch.save_file",
-            ) from None
-        raise DataError(f"{path} is damaged or not a file of weights", hint=_COPY_AGAIN) from None
-    if not isinstance(content, Mapping):
-        raise DataError(f"{path} holds a {type(content).__name__}, not weights", hint="save the network's state dict")
-    return content
-
-
-def _tensors(content: Mapping[str, Any]) -> dict[str, Tensor]:
-    """Return the tensors of a state dict, which may be inside a checkpoint, without the prefix of data parallelism."""
-    for key in _WRAPPERS:
-        if isinstance(content.get(key), Mapping):
-            return _tensors(content[key])
-    tensors = {str(name): value for name, value in content.items() if isinstance(value, Tensor)}
-    return _below("module.", tensors) or tensors
-
-
-def _below(prefix: str, tensors: dict[str, Tensor]) -> dict[str, Tensor]:
-    return {name.removeprefix(prefix): tensor for name, tensor in tensors.items() if name.startswith(prefix)}

@@ -15,6 +15,7 @@ from torch.utils.data import default_collate
 from ncd_serve.memory import peak_memory
 from ncd_training.base.randomness import generator_for
 from ncd_training.data.views import FileViews
+from ncd_training.model.hub import restriction
 from ncd_training.run.step import train_step
 from ncd_training.summary.figures import epochs_in_words, stages_before
 from ncd_training.summary.live import duration
@@ -41,8 +42,9 @@ def plan_lines(
             None,
         ),
         (
-            f"{config.method.name}: {config.model.trunk} at {config.data.resolution} px on {device_name()}, "
-            f"branches {config.model.branches}, {epochs_in_words(config.optim.epochs)} of {steps} steps; "
+            f"{config.method.name}: {config.model.backbone} at {config.data.resolution} px on {device_name()}, "
+            f"branches {config.model.branches}, "
+            f"{epochs_in_words(config.optim.epochs)} of {steps} steps; "
             + (f"run directory {folder}" if folder else "a dry run, nothing is written"),
             None,
         ),
@@ -50,11 +52,10 @@ def plan_lines(
     lines += [(f"note: {note}", "yellow") for note in manifest.notes]
     if origin is not None:
         lines.append((origin.line, None))
+        if text := restriction(config.model.licence):
+            lines.append((text, "yellow"))
     elif not (config.rotations.epochs or config.from_labels.epochs):
-        text = (
-            "the frozen backbone has random weights: give --weights PATH, or make such a file with `ncd-serve pretrain`"
-        )
-        lines.append((text, "yellow"))
+        lines.append(("the frozen backbone has random weights, as --weights none asks for", "yellow"))
     return lines
 
 
@@ -68,7 +69,7 @@ def cost_line(config: TrainConfig, cost: StepCost, *, images: int, steps: int) -
     data, optim = config.data, config.optim
     step = cost.step_seconds(workers=data.workers, cached=bool(data.cache_views))
     total, line = optim.epochs * steps * step, ""
-    if data.cache_views:
+    if data.cache_views and data.cache_views != "auto":
         caching = cost.cache_seconds(images * data.cache_views, workers=data.workers)
         total, line = total + caching, f", {duration(caching)} to cache views"
     before = stages_before(config)

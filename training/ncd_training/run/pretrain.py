@@ -54,7 +54,7 @@ def pretrain(setup: Setup, run: RunDir, *, progress: Progress) -> None:
     config, begun = setup.config, run.checkpoint.exists()
     with run.writing(), RunLog(run.log, progress.console) as log:
         # The checkpoint has everything that a weight file gave.
-        parts, origin = initial_trunk(config, weights=None if begun else config.model.weights)
+        parts, origin = initial_trunk(config, weights=None if begun else config.model.weights_file)
         state = build_state(config, parts)
         if begun:
             load_checkpoint(state, run.checkpoint)
@@ -157,7 +157,7 @@ def _fit(setup: Setup, state: PretrainState, run: RunDir, log: RunLog, progress:
 
 
 def _save_weights(state: PretrainState, run: RunDir, config: TrainConfig) -> None:
-    facts = {"method": config.pretrain.method, "trunk": config.model.trunk, "epoch": str(state.epoch)}
+    facts = {"method": config.pretrain.method, "trunk": config.model.backbone, "epoch": str(state.epoch)}
     save_weights(state.parts, run.path / PRETRAINED, trunk=state.task.network.trunk, facts=facts)
 
 
@@ -171,7 +171,7 @@ def _print_plan(setup: Setup, run: RunDir, origin: WeightsReport | None, progres
     beside = f"{len(held_out):,} held out" if held_out else f"queue of {settings.queue:,} keys"
     progress.say(f"{setup.manifest.name}: {len(learn):,} images, no labels, {beside}")
     progress.say(
-        f"{settings.method} of {config.model.trunk} at {config.data.resolution} px on {device_name()}, "
+        f"{settings.method} of {config.model.backbone} at {config.data.resolution} px on {device_name()}, "
         f"{settings.epochs} epochs in batches of {settings.batch}; run directory {run.path}"
     )
     for note in setup.manifest.notes:

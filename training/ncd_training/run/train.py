@@ -19,7 +19,7 @@ from ncd_training.data.prepare import check_processes, images_changed, prepare
 from ncd_training.data.scan import load_manifest_of_run
 from ncd_training.data.views import BatchPlan, FileViews, Views, batches
 from ncd_training.model.map_cache import cache_views
-from ncd_training.model.weights import check_weights, initial_trunk
+from ncd_training.model.weights import initial_trunk, settle
 from ncd_training.objective.method import Material, checked
 from ncd_training.pretext import Stages
 from ncd_training.run.monitor import Monitor
@@ -43,10 +43,9 @@ def set_up(listed: Setup, *, progress: Progress, launch: Launch = ALONE) -> Setu
     """Check settings, weights and images of a new run, quick checks first, and return its setup."""
     config = listed.config
     check_processes(config.optim, launch.size)
-    config = checked(config)
-    check_weights(config)
     ranks = join(launch)
     shown = progress if ranks.is_leader else Progress(Console(quiet=True))
+    config = settle(checked(config), images=len(listed.manifest.images), progress=shown)
     return prepare(
         replace(listed, config=config),
         progress=shown,
@@ -69,7 +68,7 @@ def train(setup: Setup, run: RunDir, *, progress: Progress, launch: Launch = ALO
 
 def dry_run(setup: Setup, *, progress: Progress) -> None:
     """Run everything up to the first training steps, and print the expected time and memory. Writes no files."""
-    parts, origin = initial_trunk(setup.config, weights=setup.config.model.weights)
+    parts, origin = initial_trunk(setup.config, weights=setup.config.model.weights_file)
     plan = batch_plan(setup.config.optim, setup.manifest)
     for text, style in plan_lines(setup, steps=len(plan), origin=origin, folder=None):
         progress.say(text, style=style)
@@ -149,10 +148,10 @@ def _start(setup: Setup, run: RunDir, ranks: Ranks, progress: Progress) -> None:
 def _teach_trunk(setup: Setup, run: RunDir, progress: Progress, *, processes: int) -> TrainState:
     """Print the plan, then run the stages that train the trunk before it is frozen."""
     config, plan = setup.config, batch_plan(setup.config.optim, setup.manifest)
-    parts, origin = initial_trunk(config, weights=config.model.weights)
+    parts, origin = initial_trunk(config, weights=config.model.weights_file)
     for text, style in plan_lines(setup, steps=len(plan), origin=origin, folder=run.path):
         progress.say(text, style=style)
-    run.note_start(device=device_name(), weights=origin.facts() if origin else None)
+    run.note_start(device=device_name(), weights=origin.facts(config.model.licence) if origin else None)
     state = build_state(setup, parts)
     if config.optim.epochs:
         cost = measure_step(state, setup, plan, processes=processes)

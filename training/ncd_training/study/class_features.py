@@ -36,6 +36,7 @@ if TYPE_CHECKING:
     from ncd_training.data.prepare import Setup
 
 _DEFAULT_MAX_CLASSES = 100
+_NETWORK_SETTINGS = ("backbone", "weights", "tail", "architecture", "arguments", "mean", "std")
 
 
 def estimate(setup: Setup, run: RunDir, *, progress: Progress) -> Estimate:
@@ -129,7 +130,7 @@ def _embed(setup: Setup, run: RunDir, taught: Ids, progress: Progress) -> Tensor
     targets = torch.from_numpy(_numbers(taught, labels[trained]))
     manifest = replace(setup.manifest, known_classes=[setup.manifest.known_classes[i] for i in taught])
     setup = replace(setup, config=config, manifest=manifest)
-    parts, _ = initial_trunk(config, weights=config.model.weights)
+    parts, _ = initial_trunk(config, weights=config.model.weights_file)
     state = build_state(setup, parts)
     stages = Stages(state.model, config, progress.track)
     if config.rotations.epochs:
@@ -170,7 +171,7 @@ def _numbers(classes: Ids, labels: Ids) -> Ids:
 def _plain(config: TrainConfig) -> TrainConfig:
     """Return a configuration with the same trunk and stages, and the simplest model on top: its heads are not used."""
     model, given = ModelConfig(branches="global"), config.model
-    kept = {"trunk": given.trunk, "weights": given.weights, "mean": given.mean, "std": given.std}
+    kept = {name: getattr(given, name) for name in _NETWORK_SETTINGS}
     update = {
         "data": config.data.model_copy(update={"novel_classes": 2}),
         "model": model.model_copy(update=kept),

@@ -171,7 +171,7 @@ def check_jobs(jobs: Sequence[Job], *, progress: Progress) -> Manifest:
         job.check()
     manifests = {}
     for config in (job.config for job in jobs):
-        key = (config.data, config.model.trunk, config.model.weights)
+        key = (config.data, config.model.backbone, config.model.weights)
         if key not in manifests:
             listed = list_images(config, track=progress.track)
             manifests[key] = set_up(listed, progress=progress).manifest

@@ -14,6 +14,7 @@ from rich.table import Table
 
 from ncd_serve.files import write_text
 from ncd_serve.progress import Progress
+from ncd_serve.text import spreadsheet_cell
 from ncd_training.data.manifest import KNOWN_TEST, NOVEL_TEST, UNLABELLED_TRAIN, Manifest
 from ncd_training.score.metrics import ONE_MATCHING, PAPER
 from ncd_training.study.compare import Job, Ledger, Wishes, check_jobs, departures, plan_jobs, run_all
@@ -137,8 +138,8 @@ class Comparison:
         for line in self.lines:
             figures = [figure for name in self.columns for figure in (*line.measured(name), *line.figure(name))]
             rounded = ["" if figure is None else f"{figure:.2f}" for figure in figures]
-            costs = [f"{line.seconds:.1f}", f"{line.cpu_seconds:.1f}", line.memory, line.error or ""]
-            writer.writerow([line.label, line.method, line.seeds, *rounded, *costs])
+            costs = [f"{line.seconds:.1f}", f"{line.cpu_seconds:.1f}", line.memory, spreadsheet_cell(line.error or "")]
+            writer.writerow([spreadsheet_cell(line.label), line.method, line.seeds, *rounded, *costs])
         return stream.getvalue()
 
 

@@ -78,7 +78,9 @@ def split_uses(manifest: Manifest) -> list[SplitUse]:
 def initial_weights(config: TrainConfig, summary: Summary) -> str:
     """Return a description of the initial weights of trunk and tail."""
     if weights := summary.weights:
-        return f"{weights.format}, {weights.file}, sha256 {weights.sha256}"
+        origin = "@".join(filter(None, [weights.repository, weights.revision]))
+        licence = f"licence {weights.licence}" if weights.licence else ""
+        return ", ".join(filter(None, [weights.format, weights.file, origin, licence, f"sha256 {weights.sha256}"]))
     if config.from_labels.epochs:
         return "learned from the known classes"
     return "self-supervised by rotation" if config.rotations.epochs else "random"

@@ -20,6 +20,7 @@ from rich.table import Table
 
 from ncd_serve.errors import NcdError
 from ncd_serve.progress import Advance, Progress
+from ncd_serve.text import SafeConsole, printable
 from ncd_training.summary.figures import BALANCE, QUALITY, EpochRow, grouped
 
 T = TypeVar("T")
@@ -162,15 +163,15 @@ class RunLog(RenderHook):
         if self._path is None:
             return
         with self._path.open("a", encoding="utf-8") as stream:
-            for line in filter(None, (line.rstrip() for line in text.splitlines())):
-                stream.write(f"{datetime.now():%Y-%m-%d %H:%M:%S}  {line}\n")
+            for line in filter(None, (line.rstrip() for line in text.split("\n"))):
+                stream.write(f"{datetime.now():%Y-%m-%d %H:%M:%S}  {printable(line)}\n")
 
     def process_renderables(self, renderables: list[ConsoleRenderable]) -> list[ConsoleRenderable]:
         """Log renderables that the console is about to print. Live displays pass only control codes."""
         words = [item for item in renderables if not isinstance(item, Control)]
         if words:
             # In a notebook, rich would show the lines there a second time and write nothing to the file.
-            plain = Console(file=io.StringIO(), width=1000, color_system=None, force_jupyter=False)
+            plain = SafeConsole(file=io.StringIO(), width=1000, color_system=None, force_jupyter=False)
             plain.print(*words)
             self.write(plain.file.getvalue())  # type: ignore[attr-defined]
         return renderables
