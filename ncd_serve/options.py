@@ -41,6 +41,14 @@ class Estimator(str, Enum):
     GCD = "gcd"
 
 
+class PileKind(str, Enum):
+    """Kind of unlabelled images."""
+
+    AUTO = "auto"
+    NOVEL = "novel"
+    MIXED = "mixed"
+
+
 Dataset = Annotated[str | None, typer.Option(help="A named dataset, e.g. glyphs or cub200."), Sets("data.dataset")]
 DataRoot = Annotated[AnyPath | None, typer.Option(help="Folder of the named dataset; default data."), Sets("data.root")]
 Labelled = Annotated[
@@ -59,6 +67,13 @@ NovelClasses = Annotated[
     NumberOrAuto | None,
     typer.Option(metavar="N|auto", help="Number of clusters to find; auto estimates it first."),
     Sets("data.novel_classes"),
+]
+Pile = Annotated[
+    PileKind | None,
+    typer.Option(
+        help="What the unlabelled images show: novel classes only, known ones mixed in, or to be found out (auto)."
+    ),
+    Sets("data.pile"),
 ]
 Weights = Annotated[
     AnyPath | None,

@@ -22,6 +22,7 @@ from ncd_serve.options import (
     ManifestFile,
     MostClasses,
     NovelClasses,
+    Pile,
     PretrainEpochs,
     PretrainImages,
     PretrainLabelled,
@@ -65,6 +66,7 @@ def discover(
     manifest: ManifestFile = None,
     strict_data: StrictData = False,
     novel_classes: NovelClasses = None,
+    pile: Pile = None,
     backbone: Backbone = None,
     weights: Weights = None,
     download: Download = False,
@@ -247,10 +249,8 @@ class Run:
 
     def _trained(self) -> Setup:
         setup = reopen(self._directory, progress=self._progress)
-        if setup.config.data.novel_classes == "auto":
-            raise DataError(
-                f"{self.path} was stopped while the number of classes was estimated", hint=self._directory.next_step
-            )
+        if "auto" in (setup.config.data.novel_classes, setup.config.data.pile):
+            raise DataError(f"{self.path} was stopped at its first look", hint=self._directory.next_step)
         return setup
 
 
@@ -392,8 +392,11 @@ def _resolved(function: Callable[..., Any], values: Mapping[str, Any], method: s
 def _set_up(config: TrainConfig, progress: Progress, launch: Launch) -> Setup:
     """Check everything before heavy work; torch is loaded only when the images are found."""
     _check_tensorboard(config)
-    if config.data.novel_classes == "auto" and launch.size > 1:
-        raise UsageError("one process estimates the number of classes", hint="ask ncd-serve estimate-k first")
+    if "auto" in (config.data.novel_classes, config.data.pile) and launch.size > 1:
+        raise UsageError(
+            "one process looks at the images first",
+            hint="give --pile and --novel-classes; ncd-serve estimate-k estimates the number",
+        )
     listed = list_images(config, track=progress.track)
     from ncd_training.run.train import set_up
 
@@ -403,11 +406,11 @@ def _set_up(config: TrainConfig, progress: Progress, launch: Launch) -> Setup:
 def _train(setup: Setup, run: RunDir, progress: Progress, launch: Launch) -> Run:
     from ncd_training.run.train import train
 
-    if setup.config.data.novel_classes == "auto":
-        from ncd_training.study.class_features import with_estimate
+    if "auto" in (setup.config.data.novel_classes, setup.config.data.pile):
+        from ncd_training.study.class_features import with_first_look
 
         setup.keep(run)
-        setup = with_estimate(setup, run, progress=progress)
+        setup = with_first_look(setup, run, progress=progress)
     train(setup, run, progress=progress, launch=launch)
     return Run(run, progress)
 

@@ -13,8 +13,11 @@ from ncd_training.objective.clustering import (
     balanced_assignment,
     class_whitening,
     consensus_assignment,
+    discovered_assignment,
+    linked_assignment,
     main_directions,
     refined_assignment,
+    size_variation,
 )
 from ncd_training.score.metrics import cluster_accuracy
 
@@ -45,6 +48,43 @@ def test_a_balanced_assignment_uses_all_clusters_alike() -> None:
     shares = balanced_assignment(scores, temperature=0.1)
     torch.testing.assert_close(shares.sum(dim=1), torch.ones(4))
     assert shares.argmax(dim=1).tolist() == [1, 1, 0, 0]
+
+
+def test_an_assignment_with_sizes_by_hand() -> None:
+    # exp(0.1 / 0.1) = e: without sizes the columns weigh e + e and 1 + 1, so three quarters in the first is 3 to 1
+    shares = balanced_assignment(torch.tensor([[0.1, 0.0]] * 4), temperature=0.1, sizes=torch.tensor([3.0, 1.0]))
+    torch.testing.assert_close(shares, torch.tensor([[0.75, 0.25]] * 4))
+
+
+def test_anchors_hold_the_cluster_of_their_class() -> None:
+    # Both rows lean to the second axis, but the first cluster is anchored at the first axis by many labelled rows.
+    rows = F.normalize(torch.tensor([[0.8, 1.0], [0.0, 1.0]]), dim=1)
+    anchors = torch.tensor([[50.0, 0.0], [0.0, 0.0]])
+    shares = refined_assignment(rows, torch.eye(2), temperature=0.1, rounds=1, equal=False, anchors=anchors)
+    # centres (1, 0.02) and (0, 1): the first row is nearer to the second axis
+    assert shares.argmax(dim=1).tolist() == [1, 1]
+
+
+def test_the_variation_of_sizes_by_hand() -> None:
+    # sizes 3, 1: mean 2, standard deviation 1
+    assert size_variation(torch.tensor([[1.0, 0.0]] * 3 + [[0.0, 1.0]])) == 0.5
+
+
+def test_clusters_have_any_size_where_classes_do() -> None:
+    directions, truth = blobs(per_class=60, classes=6)
+    kept = np.concatenate([np.flatnonzero(truth == number)[: 60 >> number] for number in range(6)])
+    rows, truth = directions[kept], truth[kept]
+    shares, equal = discovered_assignment([rows, rows], 6, temperature=0.1, starts=4, seed=0)
+    assert not equal
+    assert cluster_accuracy(shares.argmax(dim=1).numpy(), truth) >= 0.98
+    assert discovered_assignment([directions, directions], 6, temperature=0.1, starts=4, seed=0)[1]
+
+
+def test_of_many_images_a_sample_is_linked(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("ncd_training.objective.clustering._LINKED_IMAGES", (50, 60))
+    directions, truth = blobs(per_class=60)
+    shares = linked_assignment([directions], 5, temperature=0.1, starts=4, seed=0)
+    assert cluster_accuracy(shares.argmax(dim=1).numpy(), truth) == 1.0
 
 
 def blobs(per_class: int = 30, classes: int = 5, dim: int = 16) -> tuple[torch.Tensor, np.ndarray]:

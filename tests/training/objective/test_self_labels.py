@@ -13,12 +13,12 @@ from ncd_training.config.resolve import parse_override, resolve_config
 from ncd_training.config.schema import TrainConfig
 from ncd_training.model.branches import Branch
 from ncd_training.model.trunk import ConvTail
-from ncd_training.objective.self_labels import Space, _start_head, due
+from ncd_training.objective.self_labels import Space, _start_head, due, mixed_targets
 from ncd_training.run import train as training
+from ncd_training.score.metrics import cluster_accuracy
 from rich.console import Console
 from safetensors.torch import load_file
 
-from ncd_serve.errors import UsageError
 from tests.runs import SILENT, ready
 
 QUIET = Console(quiet=True)
@@ -71,10 +71,11 @@ def test_a_new_head_measures_the_cosine_to_its_cluster_s_centre() -> None:
     torch.manual_seed(0)
     embedding, transform = torch.rand(40, 6), torch.rand(6, 6)
     moved = embedding @ transform
-    space = Space(transform, moved.mean(0), F.normalize(moved - moved.mean(0), dim=1))
+    unit = F.normalize(moved - moved.mean(0), dim=1)
+    space = Space(transform, moved.mean(0), unit[:0], unit)
     targets = F.one_hot(torch.arange(40) % 4, 4).float()
     branch = Branch(ConvTail(), 6, known=3, novel=4)
-    _start_head(branch.linear_cluster_head, space, embedding, targets)
+    _start_head(branch.linear_cluster_head, space, embedding, targets, torch.zeros(0, 4))
     centres = F.normalize(targets.T @ space.directions, dim=1)
     length = (moved - space.centre).norm(dim=1)
     expected = 10.0 * (space.directions @ centres.T) * (length / length.mean()).unsqueeze(1)
@@ -82,10 +83,27 @@ def test_a_new_head_measures_the_cosine_to_its_cluster_s_centre() -> None:
 
 
 def test_when_targets_are_due(config: TrainConfig) -> None:
-    assert [due(config, epoch) for epoch in range(4)] == [True, False, True, False]
-    assert not due(TrainConfig(), 0)
+    assert [due(config, epoch) for epoch in range(4)] == [False, False, True, False]  # the first are made before
+    assert not due(TrainConfig(), 2)
 
 
-def test_an_open_world_has_no_heads_of_novel_classes_alone() -> None:
-    with pytest.raises(UsageError, match="self_labels"):
-        resolve_config(recipes=["plus", "open-world"])
+def drawn(classes: int, per_class: int) -> tuple[torch.Tensor, torch.Tensor]:
+    """Features of well separated classes, and their numbers."""
+    torch.manual_seed(1)
+    truth = torch.arange(classes).repeat_interleave(per_class)
+    return torch.randn(classes, 24)[truth] + 0.25 * torch.randn(len(truth), 24), truth
+
+
+def test_known_classes_among_the_unlabelled_images_are_targets_by_name() -> None:
+    features, truth = drawn(9, 30)
+    labelled = (truth < 5) & (torch.arange(len(truth)) % 3 > 0)  # a third of each known class is not labelled
+    ordered = torch.cat([features[labelled], features[~labelled]])
+    config = resolve_config(recipes=["own-images"], overrides={"data.novel_classes": 4})
+    targets = mixed_targets([ordered], truth[labelled], 4, config)
+    true, found = truth[~labelled], targets.argmax(dim=1)
+    assert targets.shape == (len(true), 9)
+    torch.testing.assert_close(targets.sum(dim=1), torch.ones(len(true)))
+    assert torch.equal(found[true < 5], true[true < 5])
+    assert cluster_accuracy(found.numpy(), true.numpy()) == 1.0
+    # no weight of a recognised image on clusters, nor of a clustered one on classes
+    assert not targets[true < 5][:, 5:].any() and not targets[true >= 5][:, :5].any()

@@ -101,12 +101,21 @@ def test_a_cut_by_hand() -> None:
     # Two clusters are left by a cut at sqrt(14.14 * 1) = 3.76, three by one at sqrt(1 * 1).
     unlabelled = torch.tensor([[0.0], [3.0], [20.0], [24.0], [60.0]])
     # Joins: 3, 4, of the pairs sqrt(2) * 20.5 = 28.99, and of all with the last sqrt(2 * 4 / 5) * 48.25.
+    # By average linkage, probes are joined at 1, 1, 10, so the cut is at 3.16; the others at 3, 4, 20.5, 48.25.
     cut = equal_cut(probe, labels, unlabelled, seed=0)
-    assert cut == Cut(2, [4, 5])
+    assert cut == Cut(2, [4, 5], 4)
     assert cut.classes == 4
-    estimate = balanced_estimate([cut, Cut(2, [5, 7]), Cut(2, [9, 9])])
-    assert estimate.classes == 5
-    assert estimate.facts()["cuts"][0] == {"probes": 2, "curve": [4, 5], "classes": 4}
+    estimate = balanced_estimate([cut, Cut(2, [5, 7], 4), Cut(2, [9, 9], 6)])
+    assert estimate.classes == 5  # Ward's median; that of average linkage is 4
+    assert estimate.line == "about 5 novel classes (4 to 8)"
+    assert estimate.facts()["cuts"][0] == {"probes": 2, "curve": [4, 5], "by_average": 4, "classes": 4}
+
+
+def test_small_classes_count_by_average_linkage() -> None:
+    probe, labels, unlabelled = blobs(10, 12)
+    sizes = [12, 12, 8, 5, 4, 3, 2, 2, 2, 2, 2, 2]
+    tail = torch.cat([rows[:size] for rows, size in zip(unlabelled.view(12, 12, -1), sizes, strict=True)])
+    assert balanced_estimate([equal_cut(probe, labels, tail, seed=0)]).classes == 12
 
 
 def test_large_piles_are_thinned_alike(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -118,7 +127,7 @@ def test_large_piles_are_thinned_alike(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 FOUND = {
-    "balanced": Estimate("balanced", 4, cuts=[Cut(3, [2, 4, 5, 7, 9]), Cut(3, [3, 4, 4, 6, 8])]),
+    "balanced": Estimate("balanced", 4, cuts=[Cut(3, [2, 4, 5, 7, 9], 4), Cut(3, [3, 4, 4, 6, 8], 5)]),
     "dtc": Estimate("dtc", 4, [Trial(0, 0.2, 0.1), Trial(4, 0.5, 0.3), Trial(8, 0.4, 0.2)], 4, 4),
     "gcd": Estimate("gcd", 4, [Trial(0, 0.2), Trial(4, 0.5), Trial(8, 0.4)], 4),
 }
@@ -154,11 +163,11 @@ def test_auto_trains_with_the_estimate_and_a_resume_does_not_ask_again(
     config: TrainConfig, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     # an over-estimate: more clusters than the five classes
-    monkeypatch.setattr(probing, "_by_cuts", lambda *_: Estimate("balanced", 9, cuts=[Cut(2, [9])]))
+    monkeypatch.setattr(probing, "_by_cuts", lambda *_: Estimate("balanced", 9, cuts=[Cut(2, [9], 9)]))
     prepared = ready(config)
     run = RunDir.create(tmp_path / "run", prepared.config)
     assert run.config().data.novel_classes == "auto"
-    prepared = probing.with_estimate(prepared, run, progress=SILENT)
+    prepared = probing.with_first_look(prepared, run, progress=SILENT)
     training.train(prepared, run, progress=SILENT)
     assert json.loads(run.estimate.read_text())["classes"] == run.config().data.novel_classes == 9
     assert (run.plots / "estimate.png").exists()

@@ -19,7 +19,8 @@ if sys.version_info >= (3, 11):
 else:
     import tomli as tomllib
 
-OWN_IMAGES = "plus"  # recipe of the user's own images, if none is given
+OWN_IMAGES = "own-images"  # recipe of the user's own images, if none is given
+_RENAMED = {"plus": OWN_IMAGES}  # earlier names of recipes
 _PAPER = "paper"  # adds nothing: a dataset's own recipe holds the paper's settings already
 
 
@@ -42,7 +43,7 @@ def config_layers(
 ) -> list[Layer]:
     """Return the layers of settings, weakest first. After `dtc`, `quick` is followed by `dtc-quick` if there is one."""
     layers, before = [], list[str]()
-    for name in recipes:
+    for name in (_RENAMED.get(name, name) for name in recipes):
         if name != _PAPER:
             refined = [f"{earlier}-{name}" for earlier in before if f"{earlier}-{name}" in recipe_names()]
             layers += [Layer(f"recipe {part}", tomllib.loads(recipe_text(part))) for part in (name, *refined)]

@@ -15,6 +15,8 @@ from ncd_serve.preprocess import PreprocessSpec
 BranchKind = Literal["global", "local"]
 HeadKind = Literal["separate", "joint", "open_world"]
 HeadForm = Literal["linear", "cosine", "centres"]
+# Unlabelled images: of novel classes only, of known classes too, or to be decided from the images.
+PileKind = Literal["novel", "mixed", "auto"]
 
 
 class Section(BaseModel):
@@ -35,6 +37,7 @@ class DataConfig(Section):
     strict: bool = False  # True: an unusable image is an error; False: it is skipped
     # Number of clusters; auto: estimated first; None: as in the named dataset.
     novel_classes: Annotated[int, Field(ge=2)] | Literal["auto"] | None = None
+    pile: PileKind | None = None  # None: as in the named dataset, else novel
     # 0 and auto: as the backbone was pretrained; `train` fills them in.
     resolution: int = Field(0, ge=0)
     resize: int = Field(0, ge=0)
@@ -257,8 +260,8 @@ class TrainConfig(Section):
             raise ValueError("compat.trunk_batch_norm=train changes the trunk, so data.cache_views must be 0")
         if self.compat.trunk_batch_norm == "train" and self.optim.onnx_trunk:
             raise ValueError("compat.trunk_batch_norm=train changes the trunk, so optim.onnx_trunk must be false")
-        if self.self_labels.weight and (self.model.heads == "open_world" or self.model.head_form != "linear"):
-            raise ValueError("self_labels.weight needs model.head_form=linear, and model.heads=separate or joint")
+        if self.self_labels.weight and self.model.head_form != "linear":
+            raise ValueError("self_labels.weight needs model.head_form=linear")
         return self
 
     def to_toml(self) -> str:

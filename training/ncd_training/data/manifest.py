@@ -39,7 +39,8 @@ class Manifest:
     known_test: tuple[tuple[Path, int], ...] = ()
     novel_test: tuple[tuple[Path, int], ...] = ()
     published: bool = False  # a published split: every readable image stays in it
-    # True: unlabelled images show known classes too, which come first in the numbers of `truth` and `novel_test`.
+    # True: unlabelled images show known classes too, which come first in the numbers of `truth` and `novel_test`. Of a
+    # CSV file, this follows from true classes, so that only reports may use it.
     open_world: bool = False
     notes: tuple[str, ...] = ()  # remarks for the user before training
 
@@ -143,8 +144,11 @@ def from_csv(file: Path) -> Manifest:
             f"{file} has {len(labelled)} labelled and {len(unlabelled)} unlabelled training images",
             hint="list both kinds: an empty label marks an unlabelled image",
         )
-    known = _numbers({row.label for row in labelled})
-    novel = _numbers(_true_classes(file, unlabelled))
+    known, true = _numbers({row.label for row in labelled}), _true_classes(file, unlabelled)
+    mixed = not true.isdisjoint(known)
+    # In an open world, known classes come first in the numbers of true classes.
+    first = known if mixed else {}
+    novel = {**first, **{name: len(first) + number for name, number in _numbers(true - first.keys()).items()}}
     known_test, novel_test = _test_rows(file, test, known=known, novel=novel)
     return Manifest(
         name=printable(file.stem),
@@ -154,6 +158,7 @@ def from_csv(file: Path) -> Manifest:
         novel_classes=None,
         truth=[novel[row.true_label] for row in unlabelled] if novel else None,
         novel_names=tuple(novel),
+        open_world=mixed,
         known_test=tuple(known_test),
         novel_test=tuple(novel_test),
     )

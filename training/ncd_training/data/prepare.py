@@ -15,7 +15,7 @@ from ncd_training.data.scan import Findings, load_manifest_of_run, save_manifest
 if TYPE_CHECKING:
     from ncd_serve.progress import Progress, Track
     from ncd_training.base.run_dir import RunDir
-    from ncd_training.config.schema import OptimConfig, TrainConfig
+    from ncd_training.config.schema import OptimConfig, PileKind, TrainConfig
     from ncd_training.data.scan import Mapper
 
 _MIN_PRETRAINING_IMAGES = 8
@@ -40,7 +40,7 @@ class Setup:
     @property
     def clusters(self) -> int:
         """Number of clusters to find. Known classes among the unlabelled images count if no head names them."""
-        unnamed = self.manifest.open_world and self.config.model.heads == "separate"
+        unnamed = self.config.data.pile == "mixed" and self.config.model.heads == "separate"
         return self.novel_classes + (len(self.manifest.known_classes) if unnamed else 0)
 
     @property
@@ -63,13 +63,23 @@ class Setup:
 
 
 def list_images(config: TrainConfig, *, track: Track) -> Setup:
-    """Find the images of a run and fill in the number of novel classes; reads no image."""
+    """Find the images of a run, and fill in the number of novel classes and the kind of pile; reads no image."""
     if (weights := config.model.weights_file) and not weights.exists():
         weights_path(weights)  # the quickest check comes first
     manifest = load_manifest(config.data, track=track)
     novel = config.data.novel_classes or manifest.novel_classes or "auto"
+    # A CSV file's true classes may show that known ones are among the unlabelled images: that is for reports alone.
+    named: PileKind = "mixed" if config.data.dataset and manifest.open_world else "novel"
     data = config.data.model_copy(update={"novel_classes": novel})
-    return Setup(config.model_copy(update={"data": data}), manifest)
+    return Setup(with_pile(config.model_copy(update={"data": data}), config.data.pile or named), manifest)
+
+
+def with_pile(config: TrainConfig, pile: PileKind) -> TrainConfig:
+    """Return the configuration for a kind of pile; clusters that start from features get a head for known classes."""
+    data, model = config.data.model_copy(update={"pile": pile}), config.model
+    if pile == "mixed" and config.self_labels.weight and model.heads == "separate":
+        model = model.model_copy(update={"heads": "open_world"})
+    return config.model_copy(update={"data": data, "model": model})
 
 
 def prepare(listed: Setup, *, progress: Progress, mapper: Mapper | None = None) -> Setup:

@@ -40,6 +40,7 @@ class DualObjective(Method):
     title = "dual ranking statistics and mutual knowledge distillation (Zhao and Han, NeurIPS 2021)"
     takes_self_labels = True
     targets: Tensor | None
+    equal_sizes: Tensor
 
     def __init__(
         self,
@@ -57,8 +58,14 @@ class DualObjective(Method):
         self.self_label_weight = (own_labels or SelfLabelConfig()).weight
         self.pseudo_labels = Modules(PseudoLabels(kind, dim, model=model, labels=labels) for kind in self.kinds)
         self.banks = FeatureBanks(model.bank_size, dim, branches=len(self.kinds))
-        # Targets [M, C] of the unlabelled images from `self_labels`; zeros before the first refresh, None if unused.
+        # Targets [M, C] of the unlabelled images from `self_labels`, None if unused; kept equally large or not.
         self.register_buffer("targets", None)
+        self.register_buffer("equal_sizes", torch.tensor(True))
+        # Runs of older versions always kept them equally large.
+        self.register_load_state_dict_pre_hook(
+            lambda _, tensors, prefix, *__: tensors.setdefault(f"{prefix}equal_sizes", torch.tensor(True))
+        )
+        self._earlier: list[Tensor] = []  # features before the supervised stage
 
     @classmethod
     def build(cls, config: TrainConfig, model: DualBranchModel, *, images: int, clusters: int) -> Self:
@@ -72,7 +79,7 @@ class DualObjective(Method):
             compat=config.compat,
         )
         if config.self_labels.weight:
-            objective.targets = torch.zeros(images, clusters)
+            objective.targets = torch.zeros(images, model.branches[0].linear_cluster_head.out_features)
         return objective
 
     @classmethod
@@ -92,10 +99,24 @@ class DualObjective(Method):
         """Return True if cross entropy on the known classes is among the loss terms."""
         return config.loss.cross_entropy
 
+    def before_stages(self, model: DualBranchModel, material: Material) -> None:
+        """Keep the features of the initial tail, if clusters are made of features."""
+        if self.targets is not None and material.config.supervised.epochs:
+            self._earlier = self_labels.branch_features(model, material)[0][:1]
+
+    def before_training(self, model: DualBranchModel, material: Material) -> None:
+        """Let the cluster heads start from a clustering (recipe `own-images`)."""
+        if self.targets is not None:
+            start = self_labels.begin(model, material, self._earlier)
+            self.targets.copy_(start.targets)
+            self.equal_sizes.fill_(start.equal)
+            self._earlier = []
+
     def before_epoch(self, model: DualBranchModel, epoch: int, material: Material) -> None:
-        """Refresh the targets of the cluster heads every few epochs (recipe `plus`)."""
+        """Refresh the targets of the cluster heads every few epochs."""
         if self.targets is not None and self_labels.due(material.config, epoch):
-            self_labels.refresh(self.targets, model, epoch, material)
+            start = self_labels.Start(self.targets.cpu(), bool(self.equal_sizes))
+            self.targets.copy_(self_labels.refreshed(start, model, epoch, material))
 
     def forward(self, batch: Batch) -> dict[str, Tensor]:
         """Return the loss terms by name; their sum is minimised (Eq. 9)."""

@@ -97,7 +97,7 @@ class Method(nn.Module):
         if config.model.head_form == "centres" and cls.needs.get("head_form") != "centres":
             raise _unfit("only the method dtc supports model.head_form=centres")
         if config.self_labels.weight and not cls.takes_self_labels:
-            raise _unfit(f"the method {cls.name} does not support self_labels.weight: do not use the recipe plus")
+            raise _unfit(f"the method {cls.name} does not support self_labels.weight: do not use the recipe own-images")
         if not config.optim.labelled_batch and cls.teaches_known_in(config):
             raise _unfit("optim.labelled_batch must be at least 1: known classes are learned from labelled images")
 
@@ -105,6 +105,9 @@ class Method(nn.Module):
     def teaches_known_in(cls, config: TrainConfig) -> bool:
         """Return True if discovery with these settings trains a head on the known classes."""
         return cls.teaches_known
+
+    def before_stages(self, model: DualBranchModel, material: Material) -> None:
+        """Prepare once, before the stages on the frozen trunk. What is kept need not survive a resume."""
 
     def before_training(self, model: DualBranchModel, material: Material) -> None:
         """Prepare once, before the first epoch. The changes are in the initial checkpoint."""

@@ -1,7 +1,9 @@
 """Targets for the cluster heads, from a clustering of all unlabelled images' features; not in the paper.
 
 Trained with pairwise terms alone, random heads stay far below the quality of their features. Here the heads start at
-the centres of a clustering of all branches' features and learn its assignments, which are refreshed every few epochs.
+the centres of a clustering and learn its assignments, which are refreshed every few epochs. The first clustering sees
+the features before and after the supervised stage. With an open-world head, known classes among the unlabelled images
+are recognised first, and the others are clustered.
 """
 
 from __future__ import annotations
@@ -16,84 +18,196 @@ from torch import Tensor, nn
 from ncd_training.objective.clustering import (
     balanced_assignment,
     class_whitening,
-    consensus_assignment,
+    discovered_assignment,
     main_directions,
     refined_assignment,
 )
 from ncd_training.objective.method import mean_over_views
+from ncd_training.objective.recognition import recognise
 
 if TYPE_CHECKING:
-    from ncd_training.config.schema import TrainConfig
+    from ncd_training.config.schema import SelfLabelConfig, TrainConfig
     from ncd_training.model.branches import DualBranchModel
     from ncd_training.objective.method import Material
 
 _MAX_LABELLED_IMAGES = 20_000  # enough for the variation within classes
 _HEAD_SCALE = 10.0  # logits of a new head are about 10 times a cosine
 _REFINING_ROUNDS = 5
+_STRONGER = 4.0  # shrinkage of the second geometry, relative to the first: unlike clusterings agree on what is real
 
 
 class Space(NamedTuple):
-    """Whitened features of one branch for the unlabelled images."""
+    """Whitened features of one branch."""
 
     transform: Tensor  # [d, d]
-    centre: Tensor  # [d], after the transform
-    directions: Tensor  # [M, d], unit rows
+    centre: Tensor  # [d], of the unlabelled images after the transform
+    labelled: Tensor  # [N, d], unit rows
+    directions: Tensor  # [M, d], unit rows of the unlabelled images
+
+
+class Start(NamedTuple):
+    """First targets [M, C] of the unlabelled images; `equal`: their clusters are kept equally large."""
+
+    targets: Tensor
+    equal: bool
 
 
 def due(config: TrainConfig, epoch: int) -> bool:
     """Return True if targets are refreshed before this epoch."""
-    return config.self_labels.weight > 0 and epoch % config.self_labels.refresh_epochs == 0
+    return config.self_labels.weight > 0 and epoch > 0 and epoch % config.self_labels.refresh_epochs == 0
 
 
-def refresh(targets: Tensor, model: DualBranchModel, epoch: int, material: Material) -> None:
-    """Fill in new targets [M, C] of the unlabelled images; the first refresh also sets the cluster heads."""
-    labels, config = material.labels, material.config
+def branch_features(model: DualBranchModel, material: Material, *, epoch: int = 0) -> tuple[list[Tensor], Tensor]:
+    """Return features of a sample of the labelled images and of all unlabelled ones, by branch; labels of the first."""
+    config, labels = material.config, material.labels
     some = np.sort(np.random.default_rng(config.optim.seed).permutation(len(labels))[:_MAX_LABELLED_IMAGES])
-    rows, known = [*some.tolist(), *material.unlabelled_rows], labels[torch.from_numpy(some)]
     features = mean_over_views(
         model,
         material,
-        rows,
+        [*some.tolist(), *material.unlabelled_rows],
         lambda maps: [output.embedding for output in model(maps)],
         views=config.self_labels.views,
         epoch=epoch,
     )
-    spaces = [_space(embedding, known, config.self_labels.shrinkage) for embedding in features]
-    first = not targets.any()
-    targets.copy_(_clustered(spaces, None if first else targets.cpu(), config))
-    if first:
-        for branch, space, embedding in zip(model.branches, spaces, features, strict=True):
-            _start_head(branch.linear_cluster_head, space, embedding[len(known) :], targets.cpu())
+    return features, labels[torch.from_numpy(some)]
 
 
-def _clustered(spaces: list[Space], shares: Tensor | None, config: TrainConfig) -> Tensor:
-    """Return an assignment [M, C] from all branches' features; start from `shares`, or from a consensus if None."""
-    settings, clusters = config.self_labels, config.data.novel_classes
+def begin(model: DualBranchModel, material: Material, earlier: list[Tensor]) -> Start:
+    """Cluster the unlabelled images by their present features and `earlier` ones, and set the cluster heads."""
+    config = material.config
+    features, labels = branch_features(model, material)
+    sources = [*earlier, features[0]]  # all branches start from the same tail
+    clusters, known = config.data.novel_classes, model.branches[0].known
     assert isinstance(clusters, int)
-    reduced = [main_directions(space.directions, settings.dims) for space in spaces]
-    together = F.normalize(torch.cat(reduced, dim=1), dim=1)
-    if shares is None:
-        clustered = reduced if len(reduced) == 1 else [*reduced, together]
-        shares = consensus_assignment(
-            clustered, clusters, temperature=settings.temperature, starts=settings.starts, seed=config.optim.seed
-        )
-    shares = refined_assignment(together, shares, temperature=settings.temperature, rounds=_REFINING_ROUNDS)
-    centres = F.normalize(shares.T @ together, dim=1)
-    return balanced_assignment(together @ centres.T, temperature=settings.target_temperature)
+    if config.model.heads == "open_world":
+        start = Start(mixed_targets(sources, labels, clusters, config), equal=False)
+        anchors = F.one_hot(labels, known + clusters).float()
+    else:
+        start = novel_targets(_Geometries(sources, labels, config.self_labels).spaces(), clusters, config)
+        anchors = torch.zeros(len(labels), clusters)
+    for branch, embedding in zip(model.branches, features, strict=True):
+        space = _space(embedding, labels, config.self_labels.shrinkage)
+        _start_head(branch.linear_cluster_head, space, embedding[len(labels) :], start.targets, anchors)
+    return start
+
+
+def refreshed(start: Start, model: DualBranchModel, epoch: int, material: Material) -> Tensor:
+    """Return new targets [M, C] from the features of all branches, refined from the present ones."""
+    settings = material.config.self_labels
+    features, labels = branch_features(model, material, epoch=epoch)
+    spaces = [_space(embedding, labels, settings.shrinkage) for embedding in features]
+    both = [main_directions(torch.cat([space.labelled, space.directions]), settings.dims) for space in spaces]
+    joined = F.normalize(torch.cat(both, dim=1), dim=1)
+    labelled, together = joined[: len(labels)], joined[len(labels) :]
+    shares, open_world = start.targets, material.config.model.heads == "open_world"
+    anchors: Tensor | float = F.one_hot(labels, shares.shape[1]).float().T @ labelled if open_world else 0.0
+    shares = refined_assignment(
+        together,
+        shares,
+        temperature=settings.temperature,
+        rounds=_REFINING_ROUNDS,
+        equal=start.equal,
+        anchors=anchors,
+    )
+    return _sharpened(together, shares, start.equal, settings, anchors)
+
+
+def novel_targets(spaces: list[Tensor], clusters: int, config: TrainConfig) -> Start:
+    """Return first targets of images that all show novel classes; the last of the spaces joins the others."""
+    settings = config.self_labels
+    shares, equal = discovered_assignment(
+        spaces, clusters, temperature=settings.temperature, starts=settings.starts, seed=config.optim.seed
+    )
+    return Start(_sharpened(spaces[-1], shares, equal, settings), equal)
+
+
+def mixed_targets(sources: list[Tensor], labels: Tensor, clusters: int, config: TrainConfig) -> Tensor:
+    """Return first targets [M, known + clusters] of images of known and novel classes.
+
+    Images that are likely known go to the nearest class, the others are clustered. Then each image joins the nearest
+    class or cluster, and those that joined no class are clustered once more.
+    """
+    geometries, settings = _Geometries(sources, labels, config.self_labels), config.self_labels
+    joint, known = geometries.joint(), int(labels.max()) + 1
+    unlabelled, members = joint[len(labels) :], F.one_hot(labels, known + clusters).float()
+    anchors = members.T @ joint[: len(labels)]
+    chances = recognise(geometries.joint(sources=1), labels, seed=config.optim.seed).chances
+    scores = unlabelled @ F.normalize(anchors[:known], dim=1).T
+    ids = torch.where(chances > 0.5, scores.argmax(dim=1), known)
+    for last in (False, True):
+        rows = torch.nonzero(ids >= known).flatten()
+        if len(rows) >= clusters:
+            ids[rows] = known + novel_targets(geometries.spaces(rows), clusters, config).targets.argmax(dim=1)
+        if not last:
+            ids = _nearest(unlabelled, ids, anchors, rounds=2)
+    shares = F.one_hot(ids, known + clusters).float()
+    scores = unlabelled @ F.normalize(shares.T @ unlabelled + anchors, dim=1).T
+    # A class is never a target of an image that was clustered, nor a cluster of an image that was recognised.
+    apart = (ids >= known).unsqueeze(1) != (torch.arange(known + clusters) >= known).unsqueeze(0)
+    return (scores.masked_fill(apart, -torch.inf) / settings.target_temperature).softmax(dim=1)
+
+
+class _Geometries:
+    """Features of several sources in the geometry of the known classes, with weaker and stronger shrinkage."""
+
+    def __init__(self, sources: list[Tensor], labels: Tensor, settings: SelfLabelConfig) -> None:
+        self._labelled, self._dims = len(labels), settings.dims
+        strengths = settings.shrinkage, min(1.0, _STRONGER * settings.shrinkage)
+        self._moved = [
+            features @ class_whitening(features[: len(labels)], labels, shrinkage=strength)
+            for features in sources
+            for strength in strengths
+        ]
+
+    def spaces(self, rows: Tensor | None = None) -> list[Tensor]:
+        """Return unit rows of (some of) the unlabelled images in every geometry, and at last of all sources joined."""
+        chosen = [moved[self._labelled :] for moved in self._moved]
+        chosen = chosen if rows is None else [moved[rows] for moved in chosen]
+        reduced = [main_directions(_unit(moved, moved), self._dims) for moved in chosen]
+        return [*reduced, F.normalize(torch.cat(reduced[::2], dim=1), dim=1)]
+
+    def joint(self, *, sources: int | None = None) -> Tensor:
+        """Return unit rows of all images, labelled first, of (the first few) sources joined."""
+        moved = [_unit(moved, moved[self._labelled :]) for moved in self._moved[::2][:sources]]
+        return F.normalize(torch.cat([main_directions(rows, self._dims) for rows in moved], dim=1), dim=1)
+
+
+def _nearest(directions: Tensor, ids: Tensor, anchors: Tensor, *, rounds: int) -> Tensor:
+    """Let every unit row join the nearest centre, where labelled rows, summed in `anchors`, count for their class."""
+    for _ in range(rounds):
+        sums = anchors.clone().index_add_(0, ids, directions)
+        ids = (directions @ F.normalize(sums, dim=1).T).argmax(dim=1)
+    return ids
+
+
+def _sharpened(
+    directions: Tensor, shares: Tensor, equal: bool, settings: SelfLabelConfig, anchors: Tensor | float = 0.0
+) -> Tensor:
+    """Return targets from the centres of an assignment; sizes of clusters are equal, or stay as they are."""
+    scores = directions @ F.normalize(shares.T @ directions + anchors, dim=1).T
+    sizes = None if equal else shares.mean(dim=0).clamp_min(torch.finfo(torch.float32).tiny)
+    return balanced_assignment(scores, temperature=settings.target_temperature, sizes=sizes)
 
 
 def _space(features: Tensor, labels: Tensor, shrinkage: float) -> Space:
     """Whiten the features of one branch; labelled images come first."""
     transform = class_whitening(features[: len(labels)], labels, shrinkage=shrinkage)
-    moved = features[len(labels) :] @ transform
-    centre = moved.mean(dim=0)
-    return Space(transform, centre, F.normalize(moved - centre, dim=1))
+    moved = features @ transform
+    unit = _unit(moved, moved[len(labels) :])
+    return Space(transform, moved[len(labels) :].mean(dim=0), unit[: len(labels)], unit[len(labels) :])
+
+
+def _unit(rows: Tensor, around: Tensor) -> Tensor:
+    return F.normalize(rows - around.mean(dim=0), dim=1)
 
 
 @torch.no_grad()
-def _start_head(head: nn.Linear, space: Space, embedding: Tensor, targets: Tensor) -> None:
-    """Set a linear head to the cosine to each cluster's centre in the branch's own space."""
-    centres = F.normalize(targets.T @ space.directions, dim=1)
+def _start_head(head: nn.Linear, space: Space, embedding: Tensor, targets: Tensor, members: Tensor) -> None:
+    """Set a linear head to the cosine to each cluster's centre in the branch's own space.
+
+    `members` [N, C] are the clusters of the labelled images, if these have any.
+    """
+    centres = F.normalize(targets.T @ space.directions + members.T @ space.labelled, dim=1)
     length = (embedding @ space.transform - space.centre).norm(dim=1).mean()
     head.weight.copy_(_HEAD_SCALE * centres @ space.transform.T / length)
     if head.bias is not None:

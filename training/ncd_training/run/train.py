@@ -166,6 +166,7 @@ def _teach_trunk(setup: Setup, run: RunDir, progress: Progress, *, processes: in
 
 def _teach_branches(setup: Setup, state: TrainState, run: RunDir, material: Material, progress: Progress) -> None:
     """Run the stages on the frozen trunk, and score the features that discovery starts from."""
+    state.method.before_stages(state.model, material)
     if setup.config.supervised.epochs:
         stages = Stages(state.model, setup.config, progress.track, run.stages)
         stages.supervised(material.views, material.labels)

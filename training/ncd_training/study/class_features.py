@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
+from functools import cached_property
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -13,14 +14,17 @@ from matplotlib.figure import Figure
 from matplotlib.ticker import MaxNLocator
 from torch import Tensor
 
+from ncd_serve.errors import DataError
 from ncd_serve.files import write_json
 from ncd_training.base.randomness import Purpose, seed_for
 from ncd_training.config.schema import MethodConfig, ModelConfig, SelfLabelConfig, StageConfig
+from ncd_training.data.prepare import with_pile
 from ncd_training.data.views import FileViews
 from ncd_training.model.predict import Ids
 from ncd_training.model.weights import initial_trunk
 from ncd_training.objective.clustering import class_whitening, main_directions
 from ncd_training.objective.method import mean_over_views
+from ncd_training.objective.recognition import MIXED_SHARE, Recognition, recognise
 from ncd_training.pretext import Stages
 from ncd_training.run.step import build_state
 from ncd_training.run.train import gather
@@ -39,9 +43,12 @@ _DEFAULT_MAX_CLASSES = 100
 _NETWORK_SETTINGS = ("backbone", "weights", "tail", "architecture", "arguments", "mean", "std")
 
 
-def estimate(setup: Setup, run: RunDir, *, progress: Progress) -> Estimate:
+def estimate(setup: Setup, run: RunDir, *, progress: Progress, look: Look | None = None) -> Estimate:
     """Estimate the number of novel classes; write the estimate and its plot to the run directory."""
-    found = (_by_cuts if setup.config.estimate.estimator == "balanced" else _by_trials)(setup, run, progress)
+    if setup.config.estimate.estimator == "balanced":
+        found = _by_cuts(look or Look(setup, run, progress))
+    else:
+        found = _by_trials(setup, run, progress)
     # Training needs at least two clusters.
     found = replace(found, classes=max(2, found.classes))
     write_json(run.estimate, found.facts())
@@ -49,13 +56,80 @@ def estimate(setup: Setup, run: RunDir, *, progress: Progress) -> Estimate:
     return found
 
 
-def with_estimate(setup: Setup, run: RunDir, *, progress: Progress) -> Setup:
-    """Estimate the number of classes, and write it to the run's configuration, which a resumed run reads."""
-    found = estimate(setup, run, progress=progress)
-    progress.say(f"estimate: {found.line}")
-    setup = setup.with_config(data=setup.config.data.model_copy(update={"novel_classes": found.classes}))
+def with_first_look(setup: Setup, run: RunDir, *, progress: Progress) -> Setup:
+    """Look at the images to decide what the settings leave open, and write it to the configuration of the run.
+
+    A resumed run reads it there.
+    """
+    look = Look(setup, run, progress)
+    if setup.config.data.pile == "auto":
+        share = look.recognition.share
+        progress.say(f"first look: {_share_line(share, len(setup.manifest.unlabelled))}")
+        if not len(look.novel_rows(share)):
+            raise DataError(
+                "all unlabelled images seem to show known classes: there is nothing to discover",
+                hint="add images of other classes; --pile novel looks for clusters all the same",
+            )
+        setup = replace(setup, config=with_pile(setup.config, "mixed" if share >= MIXED_SHARE else "novel"))
+    if setup.config.data.novel_classes == "auto":
+        found = estimate(setup, run, progress=progress, look=look)
+        progress.say(f"first look: {found.line}; training with {found.classes} clusters")
+        setup = setup.with_config(data=setup.config.data.model_copy(update={"novel_classes": found.classes}))
     run.write_config(setup.config)
     return setup
+
+
+def _share_line(share: float, images: int) -> str:
+    if share < MIXED_SHARE:
+        return f"the {images:,} unlabelled images show novel classes only, or nearly so"
+    return f"about {share:.0%} of the {images:,} unlabelled images show known classes; these will be recognised by name"
+
+
+@dataclass
+class Look:
+    """Features of all images before any stage of training, and the known classes that they show; computed once."""
+
+    setup: Setup
+    run: RunDir
+    progress: Progress
+
+    @cached_property
+    def features(self) -> Tensor:
+        """Features [N, d] of all images, labelled first.
+
+        Skips the supervised stage: on CUB, with ImageNet weights, it does not separate unseen classes any better, and
+        a network trained on some classes can only have others as probes.
+        """
+        plain = self.setup.with_config(supervised=StageConfig())
+        return _embed(plain, self.run, self.orders[0, self.probes :], self.progress)
+
+    @cached_property
+    def orders(self) -> Ids:
+        """Draws of the known classes; the first `probes` of each are probes.
+
+        A trunk that learns from labels allows one draw only; with any other trunk, every class can be a probe.
+        """
+        config, known = self.setup.config, len(self.setup.manifest.known_classes)
+        return _orders(known, draws=1 if config.from_labels.epochs else config.estimate.draws, seed=config.optim.seed)
+
+    @property
+    def probes(self) -> int:
+        """Number of probe classes: half of the known ones."""
+        return self.orders.shape[1] // 2
+
+    @cached_property
+    def recognition(self) -> Recognition:
+        """Known classes among the unlabelled images."""
+        settings, labels = self.setup.config.self_labels, torch.tensor(self.setup.labels)
+        moved = self.features @ class_whitening(self.features[: len(labels)], labels, shrinkage=settings.shrinkage)
+        unit = F.normalize(moved - moved[len(labels) :].mean(dim=0), dim=1)
+        return recognise(main_directions(unit, settings.dims), labels, seed=self.setup.config.optim.seed)
+
+    def novel_rows(self, share: float) -> Tensor:
+        """Return the rows of unlabelled images that are likely novel, if the share of known ones is worth noticing."""
+        if share < MIXED_SHARE:
+            return torch.arange(len(self.setup.manifest.unlabelled))
+        return torch.nonzero(self.recognition.chances <= 0.5).flatten()
 
 
 @dataclass(frozen=True)
@@ -67,23 +141,16 @@ class _Features:
     unlabelled: Tensor
 
 
-def _by_cuts(setup: Setup, run: RunDir, progress: Progress) -> Estimate:
-    """Estimate by cuts: half of the known classes are probes, the others give the geometry; median over several draws.
-
-    Skips the supervised stage: on CUB, with ImageNet weights, it does not separate unseen classes any better, and a
-    network trained on some classes can only have others as probes. A trunk that learns from labels is such a network,
-    so it allows one draw only; with any other trunk, every class can be a probe.
-    """
-    plain = setup.with_config(supervised=StageConfig())
-    config = plain.config
-    labels, seed, known = np.array(setup.labels), config.optim.seed, len(setup.manifest.known_classes)
-    orders = _orders(known, draws=1 if config.from_labels.epochs else config.estimate.draws, seed=seed)
-    probes = orders.shape[1] // 2
-    found = _embed(plain, run, orders[0, probes:], progress)
+def _by_cuts(look: Look) -> Estimate:
+    """Estimate by cuts: half of the known classes are probes, the others give the geometry; several draws."""
+    config, labels = look.setup.config, np.array(look.setup.labels)
+    rows = look.novel_rows(look.recognition.share if config.data.pile != "novel" else 0.0)
+    found = torch.cat([look.features[: len(labels)], look.features[len(labels) :][rows]])
     cuts = []
-    for order in progress.track(orders, "cutting trees", len(orders)):
-        features = _geometry(found, labels, order, probes, config.self_labels)
-        cuts.append(equal_cut(features.labelled, features.labels, features.unlabelled, seed=_estimate_seed(seed)))
+    for order in look.progress.track(look.orders, "cutting trees", len(look.orders)):
+        features = _geometry(found, labels, order, look.probes, config.self_labels)
+        seed = _estimate_seed(config.optim.seed)
+        cuts.append(equal_cut(features.labelled, features.labels, features.unlabelled, seed=seed))
     return balanced_estimate(cuts)
 
 
@@ -173,7 +240,7 @@ def _plain(config: TrainConfig) -> TrainConfig:
     model, given = ModelConfig(branches="global"), config.model
     kept = {name: getattr(given, name) for name in _NETWORK_SETTINGS}
     update = {
-        "data": config.data.model_copy(update={"novel_classes": 2}),
+        "data": config.data.model_copy(update={"novel_classes": 2, "pile": "novel"}),
         "model": model.model_copy(update=kept),
         "method": MethodConfig(),
         "self_labels": config.self_labels.model_copy(update={"weight": 0.0}),

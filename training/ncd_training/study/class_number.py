@@ -2,14 +2,16 @@
 
 All of them test how well probe classes, known classes held back from training, are recovered by clustering.
 
-balanced   not in a paper: Ward's tree of the probes is cut where it has as many clusters as they have classes, and a
-           tree of the unlabelled images at the same height; the median over several draws of probes
+balanced   not in a paper: a tree of the probes is cut where it has as many clusters as they have classes, and a
+           tree of the unlabelled images at the same height, for several draws of probes. Two kinds of trees fail
+           differently: Ward's, which is exact for equal classes but joins small ones, and average linkage, which is
+           coarser but does not mind sizes. The larger median counts: merging two clusters is easy, splitting is not
 dtc        Han et al. 2019: some probes are anchors with a fixed cluster in k-means, the others must be recovered;
            together with the silhouette
 gcd        Vaze et al. 2022: all known classes must be recovered by a clustering of all images
 
-All assume classes of about equal size. The weaker the features, the more the estimate depends on that assumption: the
-cost of joining two clusters in Ward's tree grows with their sizes. For well separated classes, sizes do not matter.
+The weaker the features, the more an estimate depends on classes of about equal size: the cost of joining two clusters
+in Ward's tree grows with their sizes. For well separated classes, sizes do not matter.
 """
 
 from __future__ import annotations
@@ -55,11 +57,12 @@ class Cut(NamedTuple):
     """Draw of probe classes, and the numbers of clusters of unlabelled images at the cuts of the probes' tree."""
 
     probes: int
-    curve: list[int]  # clusters of unlabelled images where the probes have 2, 3, 4 ... clusters
+    curve: list[int]  # clusters of unlabelled images where the probes have 2, 3, 4 ... clusters, in Ward's trees
+    by_average: int  # clusters where the probes have as many clusters as classes, in trees of average linkage
 
     @property
     def classes(self) -> int:
-        """Number of novel classes: clusters at the height where the probes have as many clusters as classes."""
+        """Clusters at the height where the probes have as many clusters as classes, in Ward's trees."""
         return self.curve[self.probes - 2]
 
 
@@ -73,17 +76,21 @@ class Estimate:
     by_accuracy: int | None = None  # number of classes that accuracy alone would select
     by_silhouette: int | None = None
     cuts: list[Cut] = field(default_factory=list)
+    interval: tuple[int, int] | None = None  # of both kinds of trees, without the most extreme quarter of the draws
 
     @property
     def line(self) -> str:
         """Estimate in words."""
-        return f"about {self.classes} novel classes"
+        if self.interval is None or self.interval[0] == self.interval[1]:
+            return f"about {self.classes} novel classes"
+        return f"about {self.classes} novel classes ({self.interval[0]} to {self.interval[1]})"
 
     def facts(self) -> dict[str, Any]:
         """Return the content of estimate.json."""
         facts: dict[str, Any] = {"estimator": self.estimator, "classes": self.classes}
         if self.cuts:
-            return {**facts, "cuts": [{**cut._asdict(), "classes": cut.classes} for cut in self.cuts]}
+            cuts = [{**cut._asdict(), "classes": cut.classes} for cut in self.cuts]
+            return {**facts, "interval": self.interval, "cuts": cuts}
         trials = [trial._asdict() for trial in self.trials]
         if self.by_silhouette is None:
             trials = [{"classes": trial.classes, "accuracy": trial.accuracy} for trial in self.trials]
@@ -91,8 +98,11 @@ class Estimate:
 
 
 def balanced_estimate(cuts: list[Cut]) -> Estimate:
-    """Return the median over draws of probe classes."""
-    return Estimate("balanced", round(float(np.median([cut.classes for cut in cuts]))), cuts=cuts)
+    """Return the larger median of both kinds of trees over draws of probe classes, and the interval that they span."""
+    found = np.array([[cut.classes, cut.by_average] for cut in cuts])
+    low, middle, high = np.percentile(found, [12.5, 50, 87.5], axis=0)
+    interval = math.floor(low.min()), math.ceil(high.max())
+    return Estimate("balanced", math.ceil(middle.max()), cuts=cuts, interval=interval)
 
 
 def equal_cut(probe: Tensor, labels: Ids, unlabelled: Tensor, *, seed: int) -> Cut:
@@ -101,16 +111,21 @@ def equal_cut(probe: Tensor, labels: Ids, unlabelled: Tensor, *, seed: int) -> C
     # Both are subsampled alike: the height of a class in the tree depends on its number of images.
     share = min(1.0, _MAX_TREE_IMAGES / max(len(probe), len(unlabelled)))
     rng = np.random.default_rng(seed)
-
-    def heights(rows: Tensor) -> NDArray[np.float64]:
-        """Return the costs of the n - 1 joins in Ward's tree of n rows, highest first."""
-        kept = rng.permutation(len(rows))[: max(2 * classes, math.ceil(share * len(rows)))]
-        return np.sort(linkage(rows[kept].numpy(), "ward")[:, 2])[::-1]
-
-    mine, theirs = heights(probe), heights(unlabelled)
+    rows = [
+        some[rng.permutation(len(some))[: max(2 * classes, math.ceil(share * len(some)))]]
+        for some in (probe, unlabelled)
+    ]
+    mine, theirs = (_join_costs(some, "ward") for some in rows)
     # A cut between the highest join and the next leaves two clusters: their geometric mean.
     middles = np.sqrt(mine[:-1] * mine[1:])[: 2 * classes - 1]
-    return Cut(classes, [1 + int((theirs > middle).sum()) for middle in middles])
+    averages, others = (_join_costs(some, "average") for some in rows)
+    height = math.sqrt(averages[classes - 2] * averages[classes - 1])
+    return Cut(classes, [1 + int((theirs > middle).sum()) for middle in middles], 1 + int((others > height).sum()))
+
+
+def _join_costs(rows: Tensor, kind: str) -> NDArray[np.float64]:
+    """Return the costs of the n - 1 joins in a tree of n rows, highest first."""
+    return np.sort(linkage(rows.numpy(), kind)[:, 2])[::-1]
 
 
 def dtc_estimate(
