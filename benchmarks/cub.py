@@ -2,7 +2,7 @@
 
     .venv/bin/python benchmarks/cub.py [--data DIR] [--weights FILE] [--out DIR] [--seeds 0 1 2] [--rows full ...]
 
-Rows use the recipe `plus`; `paper` is the paper's objective from random heads, with as many epochs as the recipe
+Rows use the recipe `own-images`; `paper` is the paper's objective from random heads, with as many epochs as the recipe
 `quick`. Scores are those of the last epoch; true novel classes are only reported. Finished runs in --out are skipped,
 so an interrupted benchmark resumes. Exit code 1 if the full method is below the README's figure.
 """
@@ -21,9 +21,9 @@ from rich.table import Table
 
 SHARED = Path(__file__).resolve().parents[2] / "shared"
 ROWS: dict[str, tuple[list[str], dict[str, Any]]] = {
-    "full": (["plus"], {}),
-    "global": (["plus"], {"model.branches": "global"}),
-    "local": (["plus"], {"model.branches": "local"}),
+    "full": (["own-images"], {}),
+    "global": (["own-images"], {"model.branches": "global"}),
+    "local": (["own-images"], {"model.branches": "local"}),
     "paper": (["quick"], {"supervised.epochs": 0, "optim.epochs": 6, "optim.milestones": [4], "loss.ramp_epochs": 6}),
 }
 LEAST_ACC, LEAST_LEAD = 0.50, 0.03

@@ -28,7 +28,7 @@ class Engine(str, Enum):
 
 Recipes = Annotated[
     list[str] | None,
-    typer.Option("--recipe", help="Settings on top of the dataset's own: paper, quick, plus, released, ..."),
+    typer.Option("--recipe", help="Settings on top of the dataset's own: own-images, paper, quick, released, ..."),
 ]
 ConfigFile = Annotated[Path | None, typer.Option("--config", help="A TOML file with settings.")]
 MethodName = Annotated[

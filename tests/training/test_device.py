@@ -231,14 +231,14 @@ def test_images_are_read_from_the_device_in_the_end(heads: str, glyphs: Path, re
     assert reads == ["cpu"] * 6
 
 
-@pytest.mark.parametrize("method", [*METHODS, "kmeans", "plus"])
+@pytest.mark.parametrize("method", [*METHODS, "kmeans", "own-images"])
 def test_what_methods_do_around_steps_ends_on_the_device(method: str, glyphs: Path, reads: list[str]) -> None:
-    settings = {"self_labels.weight": 1.0} if method == "plus" else METHODS.get(method, {})
+    settings = {"self_labels.weight": 1.0} if method == "own-images" else METHODS.get(method, {})
     if method in ("kcl", "mcl"):
         settings = {"similarity.epochs": 1, "similarity.batch": 4}
     if method == "kmeans":
         settings = {"optim.epochs": 0}
-    config = configured("dual" if method == "plus" else method.split()[0], **settings)
+    config = configured("dual" if method == "own-images" else method.split()[0], **settings)
     paths, labels = sorted(glyphs.rglob("*.png"))[: 3 * UNLABELLED], torch.arange(3 * LABELLED) % KNOWN
     state, material = build(config), Material(Blank(), labels, paths, config, progress.silent)
     state.method.before_training(state.model, material)

@@ -56,13 +56,15 @@ def test_an_assignment_with_sizes_by_hand() -> None:
     torch.testing.assert_close(shares, torch.tensor([[0.75, 0.25]] * 4))
 
 
-def test_anchors_hold_the_cluster_of_their_class() -> None:
-    # Both rows lean to the second axis, but the first cluster is anchored at the first axis by many labelled rows.
-    rows = F.normalize(torch.tensor([[0.8, 1.0], [0.0, 1.0]]), dim=1)
-    anchors = torch.tensor([[50.0, 0.0], [0.0, 0.0]])
-    shares = refined_assignment(rows, torch.eye(2), temperature=0.1, rounds=1, equal=False, anchors=anchors)
-    # centres (1, 0.02) and (0, 1): the first row is nearer to the second axis
-    assert shares.argmax(dim=1).tolist() == [1, 1]
+def test_anchors_count_for_the_centre_of_their_class() -> None:
+    rows = torch.tensor([[0.6, 0.8], [0.0, 1.0]])
+    shares = [
+        refined_assignment(rows, torch.eye(2), temperature=0.1, rounds=1, equal=False, anchors=anchors)
+        for anchors in (0.0, torch.tensor([[0.6, -0.8], [0.0, 0.0]]))
+    ]
+    # Without anchors each row is its own centre; with one, the first centre is (0.6, 0.8) + (0.6, -0.8), first axis:
+    # the first row's cosines are 0.6 to it and 0.8 to the other centre.
+    assert [found.argmax(dim=1).tolist() for found in shares] == [[0, 1], [1, 1]]
 
 
 def test_the_variation_of_sizes_by_hand() -> None:
@@ -74,10 +76,14 @@ def test_clusters_have_any_size_where_classes_do() -> None:
     directions, truth = blobs(per_class=60, classes=6)
     kept = np.concatenate([np.flatnonzero(truth == number)[: 60 >> number] for number in range(6)])
     rows, truth = directions[kept], truth[kept]
-    shares, equal = discovered_assignment([rows, rows], 6, temperature=0.1, starts=4, seed=0)
+    known = {"temperature": 0.1, "starts": 4, "seed": 0}
+    shares, equal = discovered_assignment([rows, rows], 6, equal=None, **known)
     assert not equal
     assert cluster_accuracy(shares.argmax(dim=1).numpy(), truth) >= 0.98
-    assert discovered_assignment([directions, directions], 6, temperature=0.1, starts=4, seed=0)[1]
+    # who says that these classes are equally large is believed, and those that are so are recognised
+    told, equal = discovered_assignment([rows, rows], 6, equal=True, **known)
+    assert equal and size_variation(told) < size_variation(shares)
+    assert discovered_assignment([directions, directions], 6, equal=None, **known)[1]
 
 
 def test_of_many_images_a_sample_is_linked(monkeypatch: pytest.MonkeyPatch) -> None:

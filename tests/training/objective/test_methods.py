@@ -315,8 +315,8 @@ def test_a_method_without_its_recipe_is_refused() -> None:
         checked(resolve_config(overrides={"method.name": "orca"}))
     with pytest.raises(UsageError, match="unknown method 'rankstats'"):
         method_recipes("rankstats")
-    with pytest.raises(UsageError, match="do not use the recipe plus"):
-        checked(resolve_config(recipes=["cub200", "kcl", "plus"]))
+    with pytest.raises(UsageError, match="do not use the recipe own-images"):
+        checked(resolve_config(recipes=["cub200", "kcl", "own-images"]))
     assert MethodConfig().name == "dual"
 
 

@@ -214,7 +214,7 @@ def test_an_open_world_is_shown_by_both_protocols(tmp_path: Path) -> None:
         (["branches", "--dataset", "cubb"], "unknown dataset"),
         (["branches", "--dataset", "glyphs", "--manifest", "list.csv"], "cannot be mixed"),
         (["branches", "--dataset", "glyphs", "--recipe", "slow"], "unknown recipe"),
-        (["baselines", "--dataset", "glyphs", "--recipe", "plus"], "row dtc: self_labels.weight needs"),
+        (["baselines", "--dataset", "glyphs", "--recipe", "own-images"], "row dtc: self_labels.weight needs"),
         (["baselines", "--dataset", "glyphs", "--set", "optim.epochs=1"], "row kmeans: the method kmeans"),
     ],
 )

@@ -148,6 +148,7 @@ class SelfLabelConfig(Section):
     weight: float = Field(0.0, ge=0)  # weight of the loss term; 0: no self labels
     refresh_epochs: int = Field(2, ge=1)
     views: int = Field(4, ge=1)  # views per image whose features are averaged
+    sizes: Literal["auto", "equal", "any"] = "auto"  # of the classes: decided from a clustering, or as you know them
     shrinkage: float = Field(0.1, gt=0, le=1)
     dims: int = Field(128, ge=1)
     starts: int = Field(10, ge=1)

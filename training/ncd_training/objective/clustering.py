@@ -96,14 +96,15 @@ def refined_assignment(
 
 
 def discovered_assignment(
-    spaces: list[Tensor], clusters: int, *, temperature: float, starts: int, seed: int
+    spaces: list[Tensor], clusters: int, *, equal: bool | None, temperature: float, starts: int, seed: int
 ) -> tuple[Tensor, bool]:
     """Cluster images that are given as unit rows in several spaces; the last space joins the others.
 
-    Returns the assignment [M, C], and True if the classes seem to be equally large.
+    Returns the assignment [M, C], and True if the classes are equally large: as `equal` says, or as it seems if None.
     """
-    shares = linked_assignment(spaces, clusters, temperature=temperature, starts=starts, seed=seed)
-    equal = size_variation(shares) < _EQUAL_SIZES
+    if not equal:
+        shares = linked_assignment(spaces, clusters, temperature=temperature, starts=starts, seed=seed)
+        equal = equal is None and size_variation(shares) < _EQUAL_SIZES
     if equal:
         shares = consensus_assignment(spaces, clusters, temperature=temperature, starts=starts, seed=seed)
     return refined_assignment(spaces[-1], shares, temperature=temperature, rounds=_LINKED_ROUNDS, equal=equal), equal

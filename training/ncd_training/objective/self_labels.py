@@ -83,7 +83,7 @@ def begin(model: DualBranchModel, material: Material, earlier: list[Tensor]) -> 
         start = Start(mixed_targets(sources, labels, clusters, config), equal=False)
         anchors = F.one_hot(labels, known + clusters).float()
     else:
-        start = novel_targets(_Geometries(sources, labels, config.self_labels).spaces(), clusters, config)
+        start = novel_targets(Geometries(sources, labels, config.self_labels).spaces(), clusters, config)
         anchors = torch.zeros(len(labels), clusters)
     for branch, embedding in zip(model.branches, features, strict=True):
         space = _space(embedding, labels, config.self_labels.shrinkage)
@@ -116,7 +116,12 @@ def novel_targets(spaces: list[Tensor], clusters: int, config: TrainConfig) -> S
     """Return first targets of images that all show novel classes; the last of the spaces joins the others."""
     settings = config.self_labels
     shares, equal = discovered_assignment(
-        spaces, clusters, temperature=settings.temperature, starts=settings.starts, seed=config.optim.seed
+        spaces,
+        clusters,
+        equal=None if settings.sizes == "auto" else settings.sizes == "equal",
+        temperature=settings.temperature,
+        starts=settings.starts,
+        seed=config.optim.seed,
     )
     return Start(_sharpened(spaces[-1], shares, equal, settings), equal)
 
@@ -127,7 +132,7 @@ def mixed_targets(sources: list[Tensor], labels: Tensor, clusters: int, config: 
     Images that are likely known go to the nearest class, the others are clustered. Then each image joins the nearest
     class or cluster, and those that joined no class are clustered once more.
     """
-    geometries, settings = _Geometries(sources, labels, config.self_labels), config.self_labels
+    geometries, settings = Geometries(sources, labels, config.self_labels), config.self_labels
     joint, known = geometries.joint(), int(labels.max()) + 1
     unlabelled, members = joint[len(labels) :], F.one_hot(labels, known + clusters).float()
     anchors = members.T @ joint[: len(labels)]
@@ -147,7 +152,7 @@ def mixed_targets(sources: list[Tensor], labels: Tensor, clusters: int, config: 
     return (scores.masked_fill(apart, -torch.inf) / settings.target_temperature).softmax(dim=1)
 
 
-class _Geometries:
+class Geometries:
     """Features of several sources in the geometry of the known classes, with weaker and stronger shrinkage."""
 
     def __init__(self, sources: list[Tensor], labels: Tensor, settings: SelfLabelConfig) -> None:

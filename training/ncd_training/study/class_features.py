@@ -34,7 +34,7 @@ from ncd_training.summary.plots import save_figure
 if TYPE_CHECKING:
     from pathlib import Path
 
-    from ncd_serve.progress import Progress
+    from ncd_serve.progress import Progress, Track
     from ncd_training.base.run_dir import RunDir
     from ncd_training.config.schema import TrainConfig
     from ncd_training.data.prepare import Setup
@@ -101,29 +101,23 @@ class Look:
         a network trained on some classes can only have others as probes.
         """
         plain = self.setup.with_config(supervised=StageConfig())
-        return _embed(plain, self.run, self.orders[0, self.probes :], self.progress)
+        return _embed(plain, self.run, self.orders[0, self.orders.shape[1] // 2 :], self.progress)
 
     @cached_property
     def orders(self) -> Ids:
-        """Draws of the known classes; the first `probes` of each are probes.
+        """Orders of the known classes; the first half of each are probes.
 
         A trunk that learns from labels allows one draw only; with any other trunk, every class can be a probe.
         """
         config, known = self.setup.config, len(self.setup.manifest.known_classes)
-        return _orders(known, draws=1 if config.from_labels.epochs else config.estimate.draws, seed=config.optim.seed)
-
-    @property
-    def probes(self) -> int:
-        """Number of probe classes: half of the known ones."""
-        return self.orders.shape[1] // 2
+        return class_orders(
+            known, draws=1 if config.from_labels.epochs else config.estimate.draws, seed=config.optim.seed
+        )
 
     @cached_property
     def recognition(self) -> Recognition:
         """Known classes among the unlabelled images."""
-        settings, labels = self.setup.config.self_labels, torch.tensor(self.setup.labels)
-        moved = self.features @ class_whitening(self.features[: len(labels)], labels, shrinkage=settings.shrinkage)
-        unit = F.normalize(moved - moved[len(labels) :].mean(dim=0), dim=1)
-        return recognise(main_directions(unit, settings.dims), labels, seed=self.setup.config.optim.seed)
+        return known_share(self.features, torch.tensor(self.setup.labels), self.setup.config)
 
     def novel_rows(self, share: float) -> Tensor:
         """Return the rows of unlabelled images that are likely novel, if the share of known ones is worth noticing."""
@@ -141,23 +135,36 @@ class _Features:
     unlabelled: Tensor
 
 
+def known_share(features: Tensor, labels: Tensor, config: TrainConfig) -> Recognition:
+    """Recognise known classes among the unlabelled images by features [N, d] of all images, labelled first."""
+    moved = features @ class_whitening(features[: len(labels)], labels, shrinkage=config.self_labels.shrinkage)
+    unit = F.normalize(moved - moved[len(labels) :].mean(dim=0), dim=1)
+    return recognise(main_directions(unit, config.self_labels.dims), labels, seed=config.optim.seed)
+
+
+def by_cuts(features: Tensor, labels: Ids, rows: Tensor, orders: Ids, config: TrainConfig, track: Track) -> Estimate:
+    """Estimate by cuts, from features of all images and the `rows` of unlabelled images that count.
+
+    Half of the known classes are probes, the others give the geometry; once for each of the `orders` of classes.
+    """
+    found, cuts = torch.cat([features[: len(labels)], features[len(labels) :][rows]]), []
+    for order in track(orders, "cutting trees", len(orders)):
+        seen = _geometry(found, labels, order, len(order) // 2, config.self_labels)
+        seed = _estimate_seed(config.optim.seed)
+        cuts.append(equal_cut(seen.labelled, seen.labels, seen.unlabelled, seed=seed))
+    return balanced_estimate(cuts)
+
+
 def _by_cuts(look: Look) -> Estimate:
-    """Estimate by cuts: half of the known classes are probes, the others give the geometry; several draws."""
     config, labels = look.setup.config, np.array(look.setup.labels)
     rows = look.novel_rows(look.recognition.share if config.data.pile != "novel" else 0.0)
-    found = torch.cat([look.features[: len(labels)], look.features[len(labels) :][rows]])
-    cuts = []
-    for order in look.progress.track(look.orders, "cutting trees", len(look.orders)):
-        features = _geometry(found, labels, order, look.probes, config.self_labels)
-        seed = _estimate_seed(config.optim.seed)
-        cuts.append(equal_cut(features.labelled, features.labels, features.unlabelled, seed=seed))
-    return balanced_estimate(cuts)
+    return by_cuts(look.features, labels, rows, look.orders, config, look.progress.track)
 
 
 def _by_trials(setup: Setup, run: RunDir, progress: Progress) -> Estimate:
     """Estimate by trials, as published. DTC holds some classes back from training; GCD trains on and uses all."""
     settings, config = setup.config.estimate, setup.config
-    (order,) = _orders(len(setup.manifest.known_classes), draws=1, seed=config.optim.seed)
+    (order,) = class_orders(len(setup.manifest.known_classes), draws=1, seed=config.optim.seed)
     most = settings.most or min(_DEFAULT_MAX_CLASSES, len(setup.manifest.unlabelled) // 2)
     dtc = settings.estimator == "dtc"
     probes = min(len(order) - 2, max(2, round(settings.probe_share * len(order)))) if dtc else 0
@@ -180,7 +187,7 @@ def _by_trials(setup: Setup, run: RunDir, progress: Progress) -> Estimate:
     return found
 
 
-def _orders(known: int, *, draws: int, seed: int) -> Ids:
+def class_orders(known: int, *, draws: int, seed: int) -> Ids:
     """Return random orders of the known classes [draws, classes]; the first classes of each are the probes."""
     rng = np.random.default_rng([seed, Purpose.ESTIMATE])
     return np.stack([rng.permutation(known) for _ in range(draws)])

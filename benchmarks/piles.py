@@ -1,0 +1,265 @@
+"""Clusterings of realistic piles of CUB and CIFAR-10 images, with EfficientNet-Lite0, before any joint training.
+
+    .venv/bin/python benchmarks/piles.py [--data cub cifar10] [--cells clean ...] [--seeds 0 1 2] [--out DIR]
+
+clean      novel classes only, equally many images each, their number given
+tail       the same with sizes that fall 20:1
+mixed      half of the unlabelled images show known classes
+unknown    clean, without the number
+wild       known classes, sizes that fall 20:1, no number, 5% images of the other dataset
+
+Rows: `k-means`, `Ward` and `semi-supervised k-means` on the features after the supervised stage, `balanced` (clusters
+equally large, the former recipe `plus`), and `own-images`, which decides everything by itself. Where the number is not
+given, all rows take the estimate of `own-images`. ACC is by one matching over all images but foreign ones, and the only
+use of true novel classes. `decided` is what `own-images` takes the share of known classes and the number of novel ones
+to be. Finished cells in --out are kept.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import time
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+import torch
+import torch.nn.functional as F
+from ncd_training.config.resolve import resolve_config
+from ncd_training.config.schema import TrainConfig
+from ncd_training.data.manifest import Manifest
+from ncd_training.data.prepare import Setup
+from ncd_training.model.map_cache import cache_views
+from ncd_training.model.predict import Ids
+from ncd_training.model.weights import initial_trunk, settle
+from ncd_training.objective.clustering import class_whitening, main_directions
+from ncd_training.objective.method import Material, checked
+from ncd_training.objective.recognition import MIXED_SHARE
+from ncd_training.objective.self_labels import Geometries, branch_features, mixed_targets, novel_targets
+from ncd_training.pretext import Stages
+from ncd_training.run.step import TrainState, build_state
+from ncd_training.score.metrics import matched_clusters
+from ncd_training.study.class_features import by_cuts, class_orders, known_share
+from ncd_training.study.constrained_kmeans import FREE, constrained_kmeans
+from rich.console import Console
+from rich.table import Table
+from sklearn.cluster import AgglomerativeClustering, KMeans
+
+from ncd_serve.progress import Progress
+
+SHARED = Path(__file__).resolve().parents[2] / "shared" / "data"
+CELLS = ("clean", "tail", "mixed", "unknown", "wild")
+RATIO, FOREIGN_SHARE, MAX_PER_CLASS = 20, 0.05, 400
+console = Console(width=130)
+silent = Progress(Console(quiet=True))
+
+
+class Data(NamedTuple):
+    """Images with their classes, known ones first; foreign images have class -1."""
+
+    images: list[Path]
+    classes: Ids
+    known: int
+    side: int
+
+
+class Pile(NamedTuple):
+    """Rows of a cell among the images of its data, labelled and unlabelled."""
+
+    labelled: Ids
+    unlabelled: Ids
+
+
+def read_cub() -> list[tuple[Path, int]]:
+    root = SHARED / "CUB_200_2011"
+    columns = {name: dict(line.split() for line in (root / f"{name}.txt").open()) for name in FILES}
+    return [
+        (root / "images" / path, int(columns["image_class_labels"][number]) - 1)
+        for number, path in columns["images"].items()
+        if columns["train_test_split"][number] == "1"
+    ]
+
+
+FILES = ("images", "image_class_labels", "train_test_split")
+CIFAR = ["airplane", "automobile", "bird", "cat", "deer", "dog", "frog", "horse", "ship", "truck"]
+
+
+def read_cifar10() -> list[tuple[Path, int]]:
+    folders = [sorted((SHARED / "cifar10_images" / "train" / name).iterdir()) for name in CIFAR]
+    return [(path, number) for number, paths in enumerate(folders) for path in paths[:MAX_PER_CLASS]]
+
+
+def load(name: str) -> Data:
+    """Return the images of a dataset, and some of the other one."""
+    own, other = (read_cub(), read_cifar10()) if name == "cub" else (read_cifar10(), read_cub())
+    foreign = [other[row][0] for row in np.random.default_rng(0).permutation(len(other))[: len(own) // 20]]
+    images = [path for path, _ in own] + foreign
+    known, side = (160, 160) if name == "cub" else (5, 96)
+    return Data(images, np.array([number for _, number in own] + [-1] * len(foreign)), known, side)
+
+
+def pile_of(cell: str, data: Data, seed: int) -> Pile:
+    """Draw the images of a cell."""
+    rng, classes = np.random.default_rng([seed, CELLS.index(cell)]), int(data.classes.max()) + 1
+    mixed, falling = cell in ("mixed", "wild"), cell in ("tail", "wild")
+    labelled, unlabelled = list[int](), list[int]()
+    for place, number in enumerate(rng.permutation(np.arange(data.known, classes))):
+        rows = rng.permutation(np.flatnonzero(data.classes == number))
+        share = RATIO ** (-place / (classes - data.known - 1)) if falling else 1.0
+        unlabelled += rows[: max(2, round(share * len(rows)))].tolist()
+    each = round(len(unlabelled) / data.known)
+    for number in range(data.known):
+        rows = rng.permutation(np.flatnonzero(data.classes == number))
+        hidden = min(len(rows) // 2, max(1, each)) if mixed else 0
+        unlabelled += rows[:hidden].tolist()
+        labelled += rows[hidden:].tolist()
+    if cell == "wild":
+        foreign = np.flatnonzero(data.classes == -1)
+        unlabelled += rng.permutation(foreign)[: round(FOREIGN_SHARE * len(unlabelled))].tolist()
+    return Pile(np.array(labelled), np.array(unlabelled))
+
+
+class Features:
+    """Features of a dataset's images before and after a supervised stage; trunk maps are cached in a folder."""
+
+    def __init__(self, data: Data, folder: Path) -> None:
+        size = {"data.resolution": data.side, "data.resize": data.side, "data.novel_classes": 2, "data.pile": "novel"}
+        plain = {"model.branches": "global", "self_labels.weight": 0.0, "data.labelled": "x", "data.unlabelled": "x"}
+        config = checked(resolve_config(recipes=["own-images"], overrides={**size, **plain}))
+        self.config = settle(config, images=len(data.images), progress=silent)
+        self.data, self.folder = data, folder
+
+    def of(self, pile: Pile) -> list[torch.Tensor]:
+        """Return features of the labelled and then the unlabelled images, before and after the supervised stage."""
+        rows = np.concatenate([pile.labelled, pile.unlabelled])
+        labels = torch.from_numpy(self.data.classes[pile.labelled])
+        state = self._state()
+        views = cache_views(state.model.trunk, self.data.images, self.config.data, folder=self.folder, progress=silent)
+        images = [self.data.images[row] for row in pile.unlabelled]
+        material = Material(views.only(rows), labels, images, self.config, silent.track)
+        before = branch_features(state.model, material)[0][0]
+        Stages(state.model, self.config, silent.track).supervised(views.only(pile.labelled), labels)
+        return [before, branch_features(state.model, material)[0][0]]
+
+    def _state(self) -> TrainState:
+        names = [str(number) for number in range(self.data.known)]
+        manifest = Manifest("pile", [], self.data.images, names, 2)
+        torch.manual_seed(0)
+        return build_state(
+            Setup(self.config, manifest), initial_trunk(self.config, weights=self.config.model.weights_file)[0]
+        )
+
+
+def rows_of(
+    sources: list[torch.Tensor], labels: torch.Tensor, clusters: int, mixed: bool, config: TrainConfig
+) -> dict[str, Any]:
+    """Return the clusterings of a cell by name, as functions; known classes have the first ids if `mixed`."""
+    known, seed = int(labels.max()) + 1, config.optim.seed
+    total = clusters + (known if mixed else 0)
+    pile = F.normalize(sources[-1], dim=1)[len(labels) :].numpy()
+    equal = config.model_copy(update={"self_labels": config.self_labels.model_copy(update={"sizes": "equal"})})
+
+    def anchored() -> torch.Tensor:
+        moved = sources[-1] @ class_whitening(
+            sources[-1][: len(labels)], labels, shrinkage=config.self_labels.shrinkage
+        )
+        rows = main_directions(F.normalize(moved - moved[len(labels) :].mean(dim=0), dim=1), config.self_labels.dims)
+        fixed = torch.full((len(rows),), FREE)
+        fixed[: len(labels)] = labels
+        return constrained_kmeans(rows, fixed, known + clusters, starts=5, seed=seed).ids[len(labels) :]
+
+    def ours(config: TrainConfig) -> torch.Tensor:
+        if mixed:
+            return mixed_targets(sources, labels, clusters, config).argmax(dim=1)
+        return novel_targets(Geometries(sources, labels, config.self_labels).spaces(), clusters, config).targets.argmax(
+            dim=1
+        )
+
+    return {
+        "k-means": lambda: KMeans(total, n_init=10, random_state=seed).fit_predict(pile),
+        "Ward": lambda: AgglomerativeClustering(total, linkage="ward").fit_predict(pile),
+        **({"semi-supervised k-means": anchored} if mixed else {}),
+        "balanced": lambda: ours(equal),
+        "own-images": lambda: ours(config),
+    }
+
+
+def scores(ids: Ids, true: Ids, known: int) -> dict[str, float]:
+    """Return ACC over all, known and novel images by one matching, and the mean over classes; not of foreign images."""
+    ids, true = ids[true >= 0], true[true >= 0]
+    right = matched_clusters(ids, true)[true] == ids
+    classes = [right[true == number].mean() for number in np.unique(true)]
+    return {
+        "all": right.mean(),
+        "known": right[true < known].mean() if (true < known).any() else np.nan,
+        "novel": right[true >= known].mean(),
+        "mean over classes": float(np.mean(classes)),
+    }
+
+
+def measure(cell: str, seed: int, features: Features) -> dict[str, Any]:
+    """Cluster one cell with every row."""
+    data, pile = features.data, pile_of(cell, features.data, seed)
+    optim = features.config.optim.model_copy(update={"seed": seed})
+    config = features.config.model_copy(update={"optim": optim})
+    sources, labels = features.of(pile), torch.from_numpy(data.classes[pile.labelled])
+    true = data.classes[pile.unlabelled]
+    novel = len(np.unique(true[true >= data.known]))
+    found = known_share(sources[0], labels, config)
+    mixed = found.share >= MIXED_SHARE
+    likely = torch.nonzero(found.chances <= 0.5).flatten() if mixed else torch.arange(len(true))
+    orders = class_orders(data.known, draws=config.estimate.draws, seed=seed)
+    estimate = by_cuts(sources[0], labels.numpy(), likely, orders, config, silent.track)
+    given = cell in ("clean", "tail", "mixed")
+    result: dict[str, Any] = {"decided": f"{found.share:.2f} known, {estimate.line}", "novel": novel, "rows": {}}
+    for row, cluster in rows_of(sources, labels, novel if given else estimate.classes, mixed, config).items():
+        start = time.perf_counter()
+        result["rows"][row] = {
+            **scores(np.asarray(cluster()), true, data.known),
+            "seconds": time.perf_counter() - start,
+        }
+    return result
+
+
+def show(name: str, cell: str, results: list[dict[str, Any]]) -> None:
+    columns = ("all", "known", "novel", "mean over classes", "seconds")
+    table = Table(title=f"{name}, {cell}: mean over {len(results)} seed(s)", title_justify="left")
+    for column in ("", *columns):
+        table.add_column(column, justify="right" if column else "left")
+    for row in results[0]["rows"]:
+        means = [np.mean([result["rows"][row][column] for result in results]) for column in columns]
+        table.add_row(
+            row, *("" if np.isnan(value) else f"{value:.3f}" if value < 1.5 else f"{value:.0f}" for value in means)
+        )
+    console.print(table)
+    for result in results:
+        console.print(f"  decided: {result['decided']}; true {result['novel']}")
+
+
+def measured(name: str, cell: str, seed: int, features: Features, folder: Path) -> dict[str, Any]:
+    """Return the result of a cell; measure it unless its file is there."""
+    file = folder / f"{name}-{cell}-{seed}.json"
+    if not file.exists():
+        folder.mkdir(parents=True, exist_ok=True)
+        file.write_text(json.dumps(measure(cell, seed, features), default=float))
+    result: dict[str, Any] = json.loads(file.read_text())
+    return result
+
+
+def main() -> None:
+    """Measure missing cells, and print all tables."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--data", nargs="+", choices=("cub", "cifar10"), default=["cub", "cifar10"])
+    parser.add_argument("--cells", nargs="+", choices=CELLS, default=CELLS)
+    parser.add_argument("--seeds", nargs="+", type=int, default=[0, 1, 2])
+    parser.add_argument("--out", type=Path, default=Path("build/piles"))
+    options = parser.parse_args()
+    for name in options.data:
+        features = Features(load(name), options.out / f"views-{name}")
+        for cell in options.cells:
+            show(name, cell, [measured(name, cell, seed, features, options.out) for seed in options.seeds])
+
+
+if __name__ == "__main__":
+    main()
