@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 import time
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
@@ -11,6 +12,7 @@ from typing import Any, TypeVar
 from rich.console import Console
 from rich.progress import Progress as RichProgress
 from rich.progress import TaskID
+from rich.prompt import Confirm
 
 T = TypeVar("T")
 Track = Callable[[Iterable[Any], str, int], Iterable[Any]]
@@ -28,6 +30,12 @@ class Progress:
     def say(self, text: str, *, style: str | None = None) -> None:
         """Print a line unchanged: no markup, no line breaks."""
         self.console.print(text, style=style, markup=False, highlight=False, soft_wrap=True)
+
+    def confirm(self, question: str) -> bool:
+        """Ask a question on a terminal where somebody can answer; elsewhere the answer is yes."""
+        if self.console.quiet or not (self.console.is_terminal and sys.stdin is not None and sys.stdin.isatty()):
+            return True
+        return Confirm.ask(question, console=self.console, default=False)
 
     def status(self, text: str) -> AbstractContextManager[object]:
         """Show a spinner while a single step runs; a notebook and a log get no spinner."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import math
 import os
 from copy import deepcopy
@@ -16,8 +17,11 @@ from ncd_training.data.views import BatchPlan
 from ncd_training.model.onnx import configured_trunk
 from ncd_training.model.weights import initial_trunk
 from ncd_training.run import train as training
-from ncd_training.run.plan import StepCost, cost_line, device_name, measure_step
+from ncd_training.run.plan import Expected, StepCost, announce_cost, device_name, expected_cost, measure_step
+from rich.console import Console
 
+from ncd_serve.errors import UsageError
+from ncd_serve.progress import Progress
 from tests.runs import ready
 
 CORES = len(os.sched_getaffinity(0))
@@ -83,13 +87,32 @@ def test_seconds_by_hand(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_the_line_says_what_is_counted(prepared: Setup) -> None:
     cost = StepCost(views=64, load=0.5, trunk=0.25, branches=0.25, memory=1_240_000_000)
-    line = cost_line(prepared.config, cost, images=104, steps=5)
+    line = expected_cost(prepared.config, cost, images=104, steps=5).line
     stages = "1 epoch of rotations and 1 epoch of supervised training"
     assert line == f"about 10 s (1 s per step, 5 steps per epoch), not counting {stages}; 1.2 GB of memory"
     # 104 images x 8 views / 64 x 0.75 s.
-    line = cost_line(with_data(prepared, cache_views=8).config, cost, images=104, steps=5)
+    line = expected_cost(with_data(prepared, cache_views=8).config, cost, images=104, steps=5).line
     assert "(0.25 s per step, 5 steps per epoch, 10 s to cache views)" in line
     assert line.startswith("about 12 s")
+
+
+def test_a_run_of_more_than_a_day_is_asked_about() -> None:
+    class Terminal(Progress):
+        def __init__(self, answer: bool) -> None:
+            super().__init__(Console(quiet=True))
+            self.answer, self.asked = answer, 0
+
+        def confirm(self, question: str) -> bool:
+            self.asked += 1
+            return self.answer
+
+    announce_cost(Expected(86_400, "a day"), short := Terminal(False))
+    announce_cost(Expected(90_000, "more"), willing := Terminal(True))
+    assert (short.asked, willing.asked) == (0, 1)
+    with pytest.raises(UsageError, match="not started"):
+        announce_cost(Expected(90_000, "more"), Terminal(False))
+    # Nobody can answer where the output is no terminal.
+    assert Progress(Console(quiet=True)).confirm("?") and Progress(Console(file=io.StringIO())).confirm("?")
 
 
 @pytest.mark.slow

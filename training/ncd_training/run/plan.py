@@ -7,11 +7,12 @@ import time
 from copy import deepcopy
 from dataclasses import dataclass, replace
 from itertools import islice
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 import torch
 from torch.utils.data import default_collate
 
+from ncd_serve.errors import UsageError
 from ncd_serve.memory import peak_memory
 from ncd_training.base.randomness import generator_for
 from ncd_training.data.views import FileViews
@@ -23,6 +24,7 @@ from ncd_training.summary.live import duration
 if TYPE_CHECKING:
     from pathlib import Path
 
+    from ncd_serve.progress import Progress
     from ncd_training.config.schema import TrainConfig
     from ncd_training.data.prepare import Setup
     from ncd_training.data.views import BatchPlan
@@ -64,8 +66,15 @@ def device_name() -> str:
     return f"cuda ({torch.cuda.get_device_name()})" if torch.cuda.is_available() else "cpu"
 
 
-def cost_line(config: TrainConfig, cost: StepCost, *, images: int, steps: int) -> str:
-    """Return `about 12 min (0.9 s per step, 37 steps per epoch); 1.2 GB of memory`, with the stages not counted."""
+class Expected(NamedTuple):
+    """Expected seconds of a run without its stages before discovery, and the line of the plan that says so."""
+
+    seconds: float
+    line: str  # `about 12 min (0.9 s per step, 37 steps per epoch); 1.2 GB of memory`
+
+
+def expected_cost(config: TrainConfig, cost: StepCost, *, images: int, steps: int) -> Expected:
+    """Return the expected time of a run from the cost of a step."""
     data, optim = config.data, config.optim
     step = cost.step_seconds(workers=data.workers, cached=bool(data.cache_views))
     total, line = optim.epochs * steps * step, ""
@@ -74,12 +83,23 @@ def cost_line(config: TrainConfig, cost: StepCost, *, images: int, steps: int) -
         total, line = total + caching, f", {duration(caching)} to cache views"
     before = stages_before(config)
     per_step = f"{step:.2g} s" if step < 90 else duration(step)
-    return (
+    return Expected(
+        total,
         f"about {duration(total)} ({per_step} per step, {steps} step{'s' * (steps != 1)} per epoch{line})"
-        f"{', not counting ' + ' and '.join(before) if before else ''}; {cost.memory / 1e9:.1f} GB of memory"
+        f"{', not counting ' + ' and '.join(before) if before else ''}; {cost.memory / 1e9:.1f} GB of memory",
     )
 
 
+def announce_cost(expected: Expected, progress: Progress) -> None:
+    """Print the expected cost; on a terminal, ask before a run of more than a day."""
+    progress.say(expected.line)
+    if expected.seconds > _DAY_SECONDS and not progress.confirm("This takes more than a day. Start all the same?"):
+        raise UsageError(
+            "not started", hint="take fewer epochs (--set optim.epochs=N), a smaller --backbone, or --cache-views auto"
+        )
+
+
+_DAY_SECONDS = 86_400.0
 TIMED_STEPS = 2  # the first one is slower: it allocates memory and chooses kernels
 _SLOW_STEP_SECONDS = 5.0  # after a slower first step, the second is not run
 

@@ -23,7 +23,7 @@ from ncd_training.model.weights import initial_trunk, settle
 from ncd_training.objective.method import Material, checked
 from ncd_training.pretext import Stages
 from ncd_training.run.monitor import Monitor
-from ncd_training.run.plan import cost_line, device_name, measure_step, plan_lines
+from ncd_training.run.plan import announce_cost, device_name, expected_cost, measure_step, plan_lines
 from ncd_training.run.step import TrainState, build_state, load_state, train_epoch
 from ncd_training.score.reference import to_reference
 from ncd_training.summary.live import EpochDisplay, RunLog, tensorboard
@@ -74,7 +74,7 @@ def dry_run(setup: Setup, *, progress: Progress) -> None:
         progress.say(text, style=style)
     if setup.config.optim.epochs:
         cost = measure_step(build_state(setup, parts), setup, plan, slow=math.inf)
-        progress.say(cost_line(setup.config, cost, images=len(setup.manifest.images), steps=len(plan)))
+        progress.say(expected_cost(setup.config, cost, images=len(setup.manifest.images), steps=len(plan)).line)
 
 
 def evaluate(setup: Setup, state: TrainState, run: RunDir, *, progress: Progress) -> Summary:
@@ -155,7 +155,7 @@ def _teach_trunk(setup: Setup, run: RunDir, progress: Progress, *, processes: in
     state = build_state(setup, parts)
     if config.optim.epochs:
         cost = measure_step(state, setup, plan, processes=processes)
-        progress.say(cost_line(setup.config, cost, images=len(setup.manifest.images), steps=len(plan)))
+        announce_cost(expected_cost(config, cost, images=len(setup.manifest.images), steps=len(plan)), progress)
     stages = Stages(state.model, config, progress.track, run.stages)
     if config.rotations.epochs:
         stages.rotations(FileViews(setup.manifest.images, config.data), len(setup.manifest.images))
