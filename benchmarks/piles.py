@@ -172,9 +172,7 @@ def rows_of(
     def ours(config: TrainConfig) -> torch.Tensor:
         if mixed:
             return mixed_targets(sources, labels, clusters, config).argmax(dim=1)
-        return novel_targets(Geometries(sources, labels, config.self_labels).spaces(), clusters, config).targets.argmax(
-            dim=1
-        )
+        return novel_targets(Geometries(sources, labels, config.self_labels), clusters, config).targets.argmax(dim=1)
 
     return {
         "k-means": lambda: KMeans(total, n_init=10, random_state=seed).fit_predict(pile),

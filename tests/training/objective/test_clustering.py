@@ -10,6 +10,7 @@ import torch
 import torch.nn.functional as F
 from ncd_training.objective.clustering import (
     _MAX_EXACT_COLUMNS,
+    EQUAL_SIZES,
     balanced_assignment,
     class_whitening,
     consensus_assignment,
@@ -73,17 +74,17 @@ def test_the_variation_of_sizes_by_hand() -> None:
 
 
 def test_clusters_have_any_size_where_classes_do() -> None:
-    directions, truth = blobs(per_class=60, classes=6)
-    kept = np.concatenate([np.flatnonzero(truth == number)[: 60 >> number] for number in range(6)])
-    rows, truth = directions[kept], truth[kept]
-    known = {"temperature": 0.1, "starts": 4, "seed": 0}
-    shares, equal = discovered_assignment([rows, rows], 6, equal=None, **known)
-    assert not equal
+    directions, all_truth = blobs(per_class=60, classes=6)
+    kept = np.concatenate([np.flatnonzero(all_truth == number)[: 60 >> number] for number in range(6)])
+    rows, truth = directions[kept], all_truth[kept]
+    shares = discovered_assignment([rows, rows], 6, equal=False, temperature=0.1, starts=4, seed=0)
     assert cluster_accuracy(shares.argmax(dim=1).numpy(), truth) >= 0.98
-    # who says that these classes are equally large is believed, and those that are so are recognised
-    told, equal = discovered_assignment([rows, rows], 6, equal=True, **known)
-    assert equal and size_variation(told) < size_variation(shares)
-    assert discovered_assignment([directions, directions], 6, equal=None, **known)[1]
+    assert size_variation(shares) > EQUAL_SIZES
+    # who says that these classes are equally large is believed
+    told = discovered_assignment([rows, rows], 6, equal=True, temperature=0.1, starts=4, seed=0)
+    assert size_variation(told) < size_variation(shares)
+    linked = linked_assignment([directions], 6, temperature=0.1, starts=4, seed=0)
+    assert size_variation(linked) < EQUAL_SIZES and cluster_accuracy(linked.argmax(dim=1).numpy(), all_truth) >= 0.98
 
 
 def test_of_many_images_a_sample_is_linked(monkeypatch: pytest.MonkeyPatch) -> None:

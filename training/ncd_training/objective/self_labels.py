@@ -16,11 +16,14 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from ncd_training.objective.clustering import (
+    EQUAL_SIZES,
     balanced_assignment,
     class_whitening,
     discovered_assignment,
+    linked_assignment,
     main_directions,
     refined_assignment,
+    size_variation,
 )
 from ncd_training.objective.method import mean_over_views
 from ncd_training.objective.recognition import recognise
@@ -83,7 +86,7 @@ def begin(model: DualBranchModel, material: Material, earlier: list[Tensor]) -> 
         start = Start(mixed_targets(sources, labels, clusters, config), equal=False)
         anchors = F.one_hot(labels, known + clusters).float()
     else:
-        start = novel_targets(Geometries(sources, labels, config.self_labels).spaces(), clusters, config)
+        start = novel_targets(Geometries(sources, labels, config.self_labels), clusters, config)
         anchors = torch.zeros(len(labels), clusters)
     for branch, embedding in zip(model.branches, features, strict=True):
         space = _space(embedding, labels, config.self_labels.shrinkage)
@@ -112,16 +115,23 @@ def refreshed(start: Start, model: DualBranchModel, epoch: int, material: Materi
     return _sharpened(together, shares, start.equal, settings, anchors)
 
 
-def novel_targets(spaces: list[Tensor], clusters: int, config: TrainConfig) -> Start:
-    """Return first targets of images that all show novel classes; the last of the spaces joins the others."""
-    settings = config.self_labels
-    shares, equal = discovered_assignment(
-        spaces,
-        clusters,
-        equal=None if settings.sizes == "auto" else settings.sizes == "equal",
-        temperature=settings.temperature,
-        starts=settings.starts,
-        seed=config.optim.seed,
+def novel_targets(geometries: Geometries, clusters: int, config: TrainConfig, rows: Tensor | None = None) -> Start:
+    """Return first targets of (some of) the unlabelled images, which all show novel classes."""
+    settings, spaces = config.self_labels, geometries.spaces(rows)
+    temperature, seed = settings.temperature, config.optim.seed
+    equal = settings.sizes == "equal"
+    if settings.sizes == "auto":
+        # The features before the supervised stage tell best whether classes are equally large.
+        seen = linked_assignment(
+            geometries.spaces(rows, sources=1),
+            clusters,
+            starts=settings.starts // 2 or 1,
+            temperature=temperature,
+            seed=seed,
+        )
+        equal = size_variation(seen) <= EQUAL_SIZES
+    shares = discovered_assignment(
+        spaces, clusters, equal=equal, starts=settings.starts, temperature=temperature, seed=seed
     )
     return Start(_sharpened(spaces[-1], shares, equal, settings), equal)
 
@@ -142,7 +152,7 @@ def mixed_targets(sources: list[Tensor], labels: Tensor, clusters: int, config: 
     for last in (False, True):
         rows = torch.nonzero(ids >= known).flatten()
         if len(rows) >= clusters:
-            ids[rows] = known + novel_targets(geometries.spaces(rows), clusters, config).targets.argmax(dim=1)
+            ids[rows] = known + novel_targets(geometries, clusters, config, rows).targets.argmax(dim=1)
         if not last:
             ids = _nearest(unlabelled, ids, anchors, rounds=2)
     shares = F.one_hot(ids, known + clusters).float()
@@ -164,9 +174,9 @@ class Geometries:
             for strength in strengths
         ]
 
-    def spaces(self, rows: Tensor | None = None) -> list[Tensor]:
+    def spaces(self, rows: Tensor | None = None, *, sources: int | None = None) -> list[Tensor]:
         """Return unit rows of (some of) the unlabelled images in every geometry, and at last of all sources joined."""
-        chosen = [moved[self._labelled :] for moved in self._moved]
+        chosen = [moved[self._labelled :] for moved in self._moved[: sources and 2 * sources]]
         chosen = chosen if rows is None else [moved[rows] for moved in chosen]
         reduced = [main_directions(_unit(moved, moved), self._dims) for moved in chosen]
         return [*reduced, F.normalize(torch.cat(reduced[::2], dim=1), dim=1)]
