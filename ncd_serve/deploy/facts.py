@@ -151,8 +151,9 @@ def _served_config(repository: Path, model: str, bundle: Bundle) -> Any:
     served, bundle_id = config.parameters[f"{FACT_PREFIX}bundle"].string_value, bundle.manifest.bundle_id
     digest = config.parameters[DIGEST_FACT].string_value
     if served != bundle_id or digest not in ("", bundle.digest):  # older versions wrote none
+        found = f"bundle {served} {digest}".strip() if served else "no exported bundle"
         raise DataError(
-            f"{repository / model} serves {f'bundle {served}' if served else 'no exported bundle'}, not {bundle_id}",
+            f"{repository / model} serves {found}, not {bundle_id} {bundle.digest}",
             hint="export the run again, or give the --bundle that was exported last",
         )
     return config
