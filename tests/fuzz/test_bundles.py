@@ -262,3 +262,4 @@ def test_every_command(
             assert re.fullmatch(r"error: .+", printed.err.splitlines()[-2]), (command, printed)
             assert re.fullmatch(r"hint: .+", printed.err.splitlines()[-1]), (command, printed)
         assert "\x1b[2J" not in printed.out + printed.err
+    assert (code == OK) == (tmp_path / "models").exists(), "what is refused is not published"
