@@ -32,7 +32,7 @@ from ncd_serve.triton import TritonServer
 from ncd_serve.triton.jpeg import jpeg_model_name
 
 QUICK = "--quick" in sys.argv
-REQUESTS, ATTACKERS, MOST = (50, 4, 5.0) if QUICK else (400, 4, 5.0)
+REQUESTS, ATTACKERS, MOST = (50, 4, 5.0) if QUICK else (200, 4, 5.0)
 READY_SECONDS = 120
 MODEL = "ncd_global"
 console = Console(width=110)

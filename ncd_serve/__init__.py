@@ -1,11 +1,10 @@
 """Discover unnamed image categories, and serve cluster ids for new images on NVIDIA Triton."""
 
-from __future__ import annotations
-
-from importlib import import_module
-from typing import TYPE_CHECKING, Any
-
+# Nothing is imported here, not even `typing`: Ctrl-C shows a traceback until `__main__` runs, after this file.
+TYPE_CHECKING = False
 if TYPE_CHECKING:
+    from typing import Any
+
     from ncd_serve.bundle import Bundle
     from ncd_serve.client.client import AsyncClient, Client
     from ncd_serve.errors import NcdError
@@ -46,9 +45,11 @@ _HOMES = {
 }
 
 
-def __getattr__(name: str) -> Any:
+def __getattr__(name: str) -> "Any":
     if name not in _HOMES:
         raise AttributeError(f"module 'ncd_serve' has no attribute '{name}'")
+    from importlib import import_module
+
     return getattr(import_module(f"ncd_serve.{_HOMES[name]}"), name)
 
 

@@ -1,16 +1,21 @@
 """The `ncd-serve` command, also as `python -m ncd_serve`.
 
 Its modules take a moment to import. Until they are there, Ctrl-C ends the process at once, without a traceback.
+Earlier still, while Python itself starts (about 10 ms), Ctrl-C is Python's own matter, and it shows one.
 """
 
 import os
-import signal
-import sys
 
 INTERRUPTED = 130
-_interruptible = signal.getsignal(signal.SIGINT) is signal.default_int_handler  # a background job may not be
-if _interruptible:
-    signal.signal(signal.SIGINT, lambda *_: os._exit(INTERRUPTED))
+try:
+    import signal
+    import sys
+
+    _interruptible = signal.getsignal(signal.SIGINT) is signal.default_int_handler  # a background job may not be
+    if _interruptible:
+        signal.signal(signal.SIGINT, lambda *_: os._exit(INTERRUPTED))
+except KeyboardInterrupt:
+    os._exit(INTERRUPTED)
 
 
 def main() -> None:

@@ -44,7 +44,7 @@ FileName = Annotated[str, StringConstraints(pattern=r"^[A-Za-z0-9_][A-Za-z0-9_.-
 class _Schema(BaseModel):
     """Field that every schema has."""
 
-    schema_version: int
+    schema_version: int = Field(lt=1_000_000)
 
 
 class BundleManifest(BaseModel):
@@ -158,8 +158,8 @@ class Bundle:
             manifest = BundleManifest.model_validate_json(content)
         except ValidationError as error:
             first = error.errors()[0]
-            where = ".".join(str(part) for part in first["loc"])
-            raise DataError(f"{path} is damaged: {where}: {first['msg']}", hint=_EXPORT_AGAIN) from None
+            parts = (".".join(str(part) for part in first["loc"]), first["msg"])
+            raise DataError(f"{path} is damaged: {': '.join(filter(None, parts))}", hint=_EXPORT_AGAIN) from None
         except OSError as error:
             raise DataError(f"cannot read {path}: {error.strerror}", hint="check its permissions") from None
         for name in dict.fromkeys((*HASHED, *manifest.sha256)):

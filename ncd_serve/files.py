@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import ctypes
-import fcntl
 import hashlib
 import json
 import os
@@ -16,6 +15,11 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
+
+try:
+    import fcntl
+except ImportError:  # Windows, where folders cannot be locked: two processes must not publish to one place at once
+    fcntl = None  # type: ignore[assignment]
 
 _RETIRED = ".old"
 
@@ -58,7 +62,8 @@ def staged_directory(target: Path) -> Iterator[Path]:
         yield fresh
     finally:
         shutil.rmtree(fresh, ignore_errors=True)
-        os.close(handle)
+        if handle is not None:
+            os.close(handle)
 
 
 def swap_in(fresh: Path, target: Path) -> None:
@@ -91,6 +96,9 @@ def no_empty_folders(*folders: Path) -> Iterator[None]:
 @contextmanager
 def locked(*folders: Path, shared: bool = False) -> Iterator[None]:
     """Hold a lock on existing folders, together, which one process has at a time, or many if it is `shared`."""
+    if fcntl is None:
+        yield
+        return
     places = {(facts.st_dev, facts.st_ino): folder for folder in folders for facts in (folder.stat(),)}
     with ExitStack() as stack:
         for _, folder in sorted(places.items()):  # in one order everywhere, or two processes would wait for each other
@@ -129,10 +137,12 @@ def _sweep(target: Path) -> None:
                 shutil.rmtree(entry, ignore_errors=True)
 
 
-def _locked_directory(target: Path) -> tuple[Path, int]:
+def _locked_directory(target: Path) -> tuple[Path, int | None]:
     while True:
         fresh = _beside(target)
         fresh.mkdir(0o777)
+        if fcntl is None:
+            return fresh, None
         try:
             handle = os.open(fresh, os.O_RDONLY)
             with suppress(OSError):  # where folders cannot be locked, nobody sweeps
@@ -146,6 +156,9 @@ def _locked_directory(target: Path) -> tuple[Path, int]:
 @contextmanager
 def _claimed(folder: Path) -> Iterator[bool]:
     """Lock a staged directory for the block; yield False if its process still has it, or it is gone."""
+    if fcntl is None:
+        yield False
+        return
     try:
         handle = os.open(folder, os.O_RDONLY)
     except OSError:
@@ -165,7 +178,7 @@ def _exchange(one: Path, other: Path) -> bool:
     """Exchange the names of two directories in one step; return False where the system or file system cannot."""
     try:
         rename = ctypes.CDLL(None, use_errno=True).renameat2
-    except AttributeError:
+    except (AttributeError, TypeError):  # another libc; Windows
         return False
     here, exchange = -100, 2  # AT_FDCWD, RENAME_EXCHANGE
     return bool(rename(here, os.fsencode(one.absolute()), here, os.fsencode(other.absolute()), exchange) == 0)
@@ -198,5 +211,5 @@ def _beside(target: Path) -> Path:
 
 
 def _sync(path: Path) -> None:
-    with path.open("rb") as stream:
+    with path.open("r+b") as stream:  # Windows syncs what can be written
         os.fsync(stream.fileno())

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import io
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, redirect_stdout
 from enum import Enum
 from pathlib import Path
@@ -12,8 +12,9 @@ from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 import numpy as np
 
 from ncd_serve.bundle import Bundle
-from ncd_serve.contract import outputs_in_rows
+from ncd_serve.contract import OUTPUTS, Output, outputs_in_rows
 from ncd_serve.errors import DataError, MissingExtraError, UsageError, did_you_mean
+from ncd_serve.fit import FITS
 from ncd_serve.onnx_file import check_self_contained
 from ncd_serve.text import printable
 
@@ -50,6 +51,15 @@ class Answer(NamedTuple):
 
     probabilities: NDArray[np.float32]  # of the clusters, [N, C]
     fit: NDArray[np.int64] | None = None  # numbers into `fit.FITS`, [N]; models of older versions have none
+
+    def invalid(self, *, images: int, clusters: int) -> str | None:
+        """Return the name of an output that cannot be the answer to so many images, or None."""
+        given = self.probabilities
+        if given.shape != (images, clusters) or not ((given >= 0) & (given <= 1 + 1e-3)).all():  # nor NaN
+            return "array of probabilities"
+        if self.fit is not None and (self.fit.shape != (images,) or not np.isin(self.fit, range(len(FITS))).all()):
+            return "fit"
+        return None
 
 
 class Runner(Protocol):
@@ -159,15 +169,25 @@ class OnnxRunner:
 
     def answer(self, images: NDArray[np.uint8]) -> Answer:
         """Ask the model about images uint8 [N, H, W, 3]."""
+        answer = Answer(**self._run(self._outputs, images))
+        if wrong := answer.invalid(images=len(images), clusters=len(self.cluster_names)):
+            raise DataError(f"the model answered with an invalid {wrong}", hint=_EXPORT_AGAIN)
+        return answer
+
+    def embed(self, images: NDArray[np.uint8]) -> NDArray[np.float32]:
+        """Return the embeddings [N, d] of images uint8 [N, H, W, 3]."""
+        found = self._run([output for output in OUTPUTS if output.name == "embedding"], images)["embedding"]
+        if found.ndim != 2 or len(found) != len(images) or not np.isfinite(found).all():
+            raise DataError("the model answered with an invalid embedding", hint=_EXPORT_AGAIN)
+        return found
+
+    def _run(self, outputs: Sequence[Output], images: NDArray[np.uint8]) -> dict[str, NDArray[Any]]:
         try:
-            arrays = self._session.run([output.name for output in self._outputs], {"image": images})
+            arrays = self._session.run([output.name for output in outputs], {"image": images})
+            pairs = zip(outputs, arrays, strict=True)
+            return {output.name: array.astype(output.numpy_dtype, copy=False) for output, array in pairs}
         except Exception as error:  # its errors have no other base
             raise DataError(f"the model cannot answer: {printable(error)}", hint=_EXPORT_AGAIN) from None
-        pairs = zip(self._outputs, arrays, strict=True)
-        typed: dict[str, NDArray[Any]] = {
-            output.name: array.astype(output.numpy_dtype, copy=False) for output, array in pairs
-        }
-        return Answer(**typed)
 
     def _check(self, bundle: Bundle) -> None:
         """Raise DataError unless the model takes images and answers with as many clusters as the bundle has names."""

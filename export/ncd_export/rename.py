@@ -17,8 +17,8 @@ from ncd_serve.bundle import CARD, LABELS, MANIFEST, MODEL, Bundle, BundleManife
 from ncd_serve.errors import DataError
 from ncd_serve.files import sha256, staged_directory, write_text
 from ncd_serve.naming import ClusterState, Names, Naming, apply_names, cluster_states
-from ncd_serve.onnx_file import check_self_contained
-from ncd_serve.text import labels_text
+from ncd_serve.runners import OnnxRunner
+from ncd_serve.text import labels_text, printable
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -31,7 +31,9 @@ def rename_bundle(
     bundle: Path, names: Names, *, repository: Path, name: str, keep: int | None = None
 ) -> tuple[Bundle, Path]:
     """Rewrite the bundle and add it to the repository, or change neither; return it with the folder of the version."""
-    apply_names(Bundle.read(bundle).manifest, names)  # whatever is wrong with them is said before anything is written
+    opened = Bundle.read(bundle)
+    apply_names(opened.manifest, names)  # whatever is wrong is said before anything is written
+    OnnxRunner(opened)
     check_place(repository, name)
     out = bundle.resolve()
     check_writable(out.parent)
@@ -75,12 +77,14 @@ def _rewrite(folder: Path, old: BundleManifest, naming: Naming) -> None:
 
 
 def _rewrite_model(path: Path, manifest: BundleManifest) -> None:
-    check_self_contained(path)
     model = onnx.load(path)
     set_merges(model.graph, manifest.merged, known=len(manifest.known_classes))
     facts = {entry.key: entry.value for entry in model.metadata_props}
     onnx.helper.set_model_props(model, {**facts, "bundle_id": manifest.bundle_id})
-    onnx.checker.check_model(model, full_check=True)
+    try:
+        onnx.checker.check_model(model, full_check=True)
+    except (onnx.checker.ValidationError, onnx.shape_inference.InferenceError) as error:
+        raise DataError(f"{path.name} is not a valid ONNX model: {printable(error)}", hint="export again") from None
     onnx.save(model, path)
 
 

@@ -91,10 +91,19 @@ def main() -> None:
     signal.signal(signal.SIGTERM, _terminate)
     try:
         app()
-    except NcdError as error:
-        exit_with(error)
-    except KeyboardInterrupt:
-        sys.exit(130)
+    except (Exception, KeyboardInterrupt) as error:
+        if _is_interruption(error):
+            sys.exit(130)
+        if isinstance(error, NcdError):
+            exit_with(error)
+        raise
+
+
+def _is_interruption(error: BaseException | None) -> bool:
+    """Return whether an error comes of Ctrl-C: packages in C make an ImportError of it while they are loaded."""
+    while error is not None and not isinstance(error, KeyboardInterrupt):
+        error = error.__cause__ or error.__context__
+    return error is not None
 
 
 def _terminate(_signal: int, _frame: FrameType | None) -> None:

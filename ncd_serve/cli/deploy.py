@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from ncd_serve.cli.console import messages, out
-from ncd_serve.cli.options import Digest, ModelName
+from ncd_serve.cli.options import Digest, ModelName, PythonModels
 from ncd_serve.deploy import Target
 
 if TYPE_CHECKING:
@@ -41,6 +41,7 @@ def render(
             help="Address of the repository for the servers; default: in the image (helm, kserve), mounted (compose).",
         ),
     ] = "",
+    python_models: PythonModels = False,
 ) -> None:
     """Write image, manifests, dashboard and alerts for a bundle; a GPU is asked for if it was exported for one."""
     from ncd_serve.bundle import Bundle
@@ -51,7 +52,12 @@ def render(
     check_untouched(folder)
     with messages.status("measuring how much memory the model needs"):
         facts = collect_facts(
-            Bundle.read(bundle, digest=digest), repository, model=model_name, image=image, repository_uri=repository_uri
+            Bundle.read(bundle, digest=digest),
+            repository,
+            model=model_name,
+            image=image,
+            repository_uri=repository_uri,
+            python_models=python_models,
         )
     write(facts, target, folder)
     device = "1 GPU" if facts.gpu else f"{facts.cpus} CPUs"

@@ -40,6 +40,9 @@ ResumeRun = Annotated[Path | None, typer.Option(help="Resume an interrupted run.
 Digest = Annotated[
     str | None, typer.Option(help="Refuse the bundle unless it has this digest, which `ncd-serve export` printed.")
 ]
+PythonModels = Annotated[
+    bool, typer.Option("--allow-python-models", help="Serve models that run code of their own, if you trust them.")
+]
 ModelName = Annotated[str, typer.Option(help="The model's name in the repository.")]
 Images = Annotated[
     list[str],

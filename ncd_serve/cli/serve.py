@@ -11,7 +11,7 @@ import typer
 from rich.table import Column, Table
 
 from ncd_serve.cli.console import messages, out
-from ncd_serve.cli.options import Token
+from ncd_serve.cli.options import PythonModels, Token
 from ncd_serve.contract import checked_token
 from ncd_serve.errors import ServerError
 from ncd_serve.progress import Progress
@@ -37,10 +37,7 @@ def serve(
     log: Annotated[Path | None, typer.Option(help="Write Triton's log to this file.")] = None,
     timeout: Annotated[float, typer.Option(help="Seconds to wait for the models to load.")] = 120.0,
     token: Token = None,
-    python_models: Annotated[
-        bool,
-        typer.Option("--allow-python-models", help="Serve models that run code of their own, if you trust them."),
-    ] = False,
+    python_models: PythonModels = False,
     triton_options: Annotated[
         list[str] | None, typer.Argument(help="After a lone --: options of tritonserver itself.", show_default=False)
     ] = None,

@@ -16,7 +16,6 @@ from numpy.typing import NDArray
 from ncd_serve.client.connection import CHECK_SERVER, Connection, in_background
 from ncd_serve.contract import DEFAULT_MODEL, DEFAULT_URL, Contract, checked_token, read_contract
 from ncd_serve.errors import ServerError, UsageError
-from ncd_serve.fit import FITS
 from ncd_serve.inputs.sources import Images, find_sources
 from ncd_serve.prediction import Prediction
 from ncd_serve.rows.assignment import assign_images
@@ -207,16 +206,6 @@ class _ServedModel:
         shaped = {output.name: array if output.shape else array.reshape(-1) for output, array in pairs}
         answer = Answer(**shaped)
         wrong = next((output.name for output, array in pairs if array.dtype != output.numpy_dtype), None)
-        if wrong := wrong or _wrong(answer, len(images), self.contract.clusters):
+        if wrong := wrong or answer.invalid(images=len(images), clusters=self.contract.clusters):
             raise ServerError(f"{self._connection.where} answered with an invalid {wrong}", hint=CHECK_SERVER)
         return answer
-
-
-def _wrong(answer: Answer, images: int, clusters: int) -> str | None:
-    """Return the name of an output with invalid values, or None."""
-    given = answer.probabilities
-    if given.shape != (images, clusters) or not ((given >= 0) & (given <= 1 + 1e-3)).all():  # nor NaN
-        return "array of probabilities"
-    if answer.fit is not None and (len(answer.fit) != images or not np.isin(answer.fit, range(len(FITS))).all()):
-        return "fit"
-    return None

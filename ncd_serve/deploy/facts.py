@@ -95,9 +95,18 @@ class Deployment:
 
 
 def collect_facts(
-    bundle: Bundle, repository: Path, *, model: str, image: str | None = None, repository_uri: str = ""
+    bundle: Bundle,
+    repository: Path,
+    *,
+    model: str,
+    image: str | None = None,
+    repository_uri: str = "",
+    python_models: bool = False,
 ) -> Deployment:
-    """Collect the facts about a bundle that `repository` serves as `model`; raise an error if it cannot be deployed."""
+    """Collect the facts about a bundle that `repository` serves as `model`; raise an error if it cannot be deployed.
+
+    Repositories with models that run code of their own are refused unless `python_models` allows them.
+    """
     if not _LABEL.fullmatch(model):
         raise UsageError(f"'{model}' cannot be a label in Kubernetes", hint="export it with a shorter --model-name")
     name = f"ncd-{re.sub('[^a-z0-9]+', '-', model.lower()).removeprefix('ncd-')}"[:40].rstrip("-")
@@ -108,7 +117,7 @@ def collect_facts(
     if not _IMAGE.fullmatch(image):
         raise UsageError(f"'{image}' is not the name of an image", hint="e.g. registry.example.com/team/birds:1")
     storage, port = _storage(repository_uri)
-    config = _served_config(repository, model, bundle)
+    config = _served_config(repository, model, bundle, python_models=python_models)
     max_batch = config.max_batch_size
     return Deployment(
         name=name,
@@ -141,18 +150,19 @@ def _storage(uri: str) -> tuple[str, int]:
     return found["storage"], int(found["port"] or (80 if found["scheme"] == "http" else 443))
 
 
-def _served_config(repository: Path, model: str, bundle: Bundle) -> Any:
+def _served_config(repository: Path, model: str, bundle: Bundle, *, python_models: bool) -> Any:
     """Return the model's configuration; raise an error unless it serves the bundle and all models can be loaded."""
-    if model not in check_repository(repository, python_models=True):
+    if model not in check_repository(repository, python_models=python_models):
         raise DataError(
             f"{repository} has no model '{model}'", hint="name another with --model-name, or another --repository"
         )
-    config = check_model(repository / model, python_models=True)
+    config = check_model(repository / model, python_models=python_models)
     served, bundle_id = config.parameters[f"{FACT_PREFIX}bundle"].string_value, bundle.manifest.bundle_id
     digest = config.parameters[DIGEST_FACT].string_value
     if served != bundle_id or digest not in ("", bundle.digest):  # older versions wrote none
+        found = f"bundle {served} {digest}".strip() if served else "no exported bundle"
         raise DataError(
-            f"{repository / model} serves {f'bundle {served}' if served else 'no exported bundle'}, not {bundle_id}",
+            f"{repository / model} serves {found}, not {bundle_id} {bundle.digest}",
             hint="export the run again, or give the --bundle that was exported last",
         )
     return config

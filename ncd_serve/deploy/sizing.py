@@ -75,10 +75,10 @@ def measure_costs(bundle: Bundle, samples: Sequence[Path]) -> Figures:
     chosen = samples[:: max(1, -(-len(samples) // _MAX_SAMPLES))]
     if not chosen:
         raise DataError("no images to measure with", hint="give --sample a folder of typical images")
+    runner = OnnxRunner(bundle, threads=1)
     files = [_readable(path, spec) for path in chosen]
     images = np.stack([load_array(data, spec) for data in files[:BATCH]])
     images = np.resize(images, (BATCH, *images.shape[1:]))
-    runner = OnnxRunner(bundle, threads=1)
     runner.answer(images)  # the first one takes memory and chooses kernels
     model = _median_ms(lambda: runner.answer(images)) / BATCH
     decode = _median_ms(lambda: [load_array(data, spec) for data in files]) / len(files)

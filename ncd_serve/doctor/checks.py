@@ -28,6 +28,7 @@ if TYPE_CHECKING:
     Answers = NDArray[Any]
 
 ANSWER_SECONDS = 30.0
+_MAX_NAMES_PRINTED = 100
 EXPORT_AGAIN = "export the run again: ncd-serve export RUN"
 
 
@@ -150,14 +151,15 @@ def _exported_model(model: Path, config: dict[str, Any], parsed: Any) -> str:
 
 def _described(cluster_names: list[str]) -> str:
     given = [name for name in cluster_names if not re.fullmatch(r"cluster-\d+", name)]
+    shown = [*given[:_MAX_NAMES_PRINTED], *(["..."] if len(given) > _MAX_NAMES_PRINTED else [])]
     return (
-        f"{len(cluster_names)} clusters, {len(given) or 'none'} of them named{': ' if given else ''}{', '.join(given)}"
+        f"{len(cluster_names)} clusters, {len(given) or 'none'} of them named{': ' if given else ''}{', '.join(shown)}"
     )
 
 
 def _ask_onnx(model: Path, images: Images) -> Answers:
     try:
-        return open_session(model).run(["probabilities"], {"image": images})[0]
+        return np.asarray(open_session(model).run(["probabilities"], {"image": images})[0], np.float32)
     except Exception as error:  # its errors have no class in common
         raise DataError(f"ONNX Runtime cannot run {model}: {error}", hint=EXPORT_AGAIN) from None
 

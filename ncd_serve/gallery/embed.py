@@ -11,7 +11,7 @@ import numpy as np
 from ncd_serve.errors import DataError
 from ncd_serve.preprocess import PreprocessSpec, load_array
 from ncd_serve.rows.assignment import DECODERS
-from ncd_serve.runners import open_session
+from ncd_serve.runners import OnnxRunner
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -28,7 +28,7 @@ _BATCH = 32
 
 def embed(bundle: Bundle, files: Sequence[Path], *, progress: Progress) -> list[Floats | str]:
     """Return the embedding [d] of each image, or the reason why there is none."""
-    session = open_session(bundle.model_path)
+    runner = OnnxRunner(bundle)
     load = partial(_try_load, spec=bundle.manifest.preprocess)
     answers: list[Floats | str] = []
     starts = range(0, len(files), _BATCH)
@@ -36,8 +36,8 @@ def embed(bundle: Bundle, files: Sequence[Path], *, progress: Progress) -> list[
         for start in progress.track(starts, "embedding images", len(starts)):
             loaded = list(decoders.map(load, files[start : start + _BATCH]))
             images = [image for image in loaded if not isinstance(image, str)]
-            found = iter(session.run(["embedding"], {"image": np.stack(images)})[0] if images else ())
-            answers += [image if isinstance(image, str) else next(found).astype(np.float32) for image in loaded]
+            found = iter(runner.embed(np.stack(images)) if images else ())
+            answers += [image if isinstance(image, str) else next(found) for image in loaded]
     return answers
 
 

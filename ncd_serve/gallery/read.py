@@ -181,8 +181,13 @@ def _with_model(shown: Collection, bundle: Bundle, progress: Progress) -> Collec
         raise DataError(
             f"none of the images can be read: {gone[0][1]}", hint="give their present folder with --images DIR"
         )
-    embeddings = np.stack([answers[row] for row in kept])
-    reference = bundle.reference()
+    embeddings, reference = np.stack([answers[row] for row in kept]), bundle.reference()
+    if embeddings.shape[1:] != reference.embeddings.shape[1:]:
+        raise DataError(
+            f"{bundle.model_path} is not the model of {REFERENCE}: {embeddings.shape[1]} numbers an image, "
+            f"not {reference.embeddings.shape[1]}",
+            hint="export the run again: ncd-serve export RUN",
+        )
     ids, confidences = shown.cluster_ids[kept], shown.confidences[kept]
     return replace(
         shown,

@@ -14,6 +14,7 @@ from typing import Any
 import pytest
 
 from ncd_serve import errors
+from ncd_serve.cli import app
 
 
 def assert_kind(done: subprocess.CompletedProcess[str], code: int, *words: str) -> None:
@@ -107,11 +108,31 @@ def test_serve_without_a_triton_binary(bundle: Path, repository: Path, tmp_path:
     assert_kind(done, 6, "none is installed", "pip install 'ncd-serve[triton]'")
 
 
-@pytest.mark.slow
 def test_ctrl_c_while_the_command_is_imported_leaves_no_traceback() -> None:
     program = "import ncd_serve.__main__, os, signal, time; os.kill(os.getpid(), signal.SIGINT); time.sleep(9)"
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=60, check=False)
     assert (done.returncode, done.stderr) == (130, "")
+
+
+def test_nothing_is_imported_before_ctrl_c_is_handled() -> None:
+    program = "import sys; before = {*sys.modules}; import ncd_serve; print(*{*sys.modules} - before)"
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=60, check=False)
+    assert done.stdout.split() == ["ncd_serve"], done
+
+
+@pytest.mark.parametrize("made", [ImportError("initialization failed"), errors.DataError("cannot be loaded")])
+def test_what_packages_make_of_ctrl_c_is_an_interruption(made: Exception, monkeypatch: pytest.MonkeyPatch) -> None:
+    def interrupted() -> None:
+        try:
+            raise KeyboardInterrupt
+        except KeyboardInterrupt as error:
+            raise made from error
+
+    monkeypatch.setattr(app, "app", interrupted)
+    monkeypatch.setattr(signal, "signal", lambda *_: None)
+    with pytest.raises(SystemExit) as ended:
+        app.main()
+    assert ended.value.code == 130
 
 
 @pytest.mark.parametrize(("sent", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])

@@ -82,10 +82,19 @@ def test_a_repository_that_serves_another_bundle(bundle: Path, repository: Path,
     copy = shutil.copytree(repository, tmp_path / "models")
     config = copy / "ncd_global" / "config.pbtxt"
     config.write_text(config.read_text().replace(Bundle.read(bundle).manifest.bundle_id, "0123456789ab"))
-    with pytest.raises(DataError, match="serves bundle 0123456789ab, not"):
+    with pytest.raises(DataError, match=r"serves bundle 0123456789ab .*, not"):
         collect_facts(Bundle.read(bundle), copy, model="ncd_global")
     with pytest.raises(DataError, match="cannot read"):
         collect_facts(Bundle.read(bundle), tmp_path / "nowhere", model="ncd_global")
+
+
+def test_foreign_code_is_deployed_only_if_asked_for(bundle: Path, repository: Path, tmp_path: Path) -> None:
+    copy = shutil.copytree(repository, tmp_path / "models")
+    (copy / "ncd_global_jpeg" / "1" / "helper.py").write_text("print('hello')\n")
+    with pytest.raises(DataError, match=r"runs code of its own: 1/helper\.py") as refused:
+        collect_facts(Bundle.read(bundle), copy, model="ncd_global")
+    assert "--allow-python-models" in str(refused.value.hint)
+    assert collect_facts(Bundle.read(bundle), copy, model="ncd_global", python_models=True).model == "ncd_global"
 
 
 def test_rendering_again_replaces_what_nobody_changed(deployment: Deployment, tmp_path: Path) -> None:

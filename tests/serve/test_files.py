@@ -1,5 +1,7 @@
 import os
 import stat
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -76,3 +78,20 @@ def test_threads_that_write_never_change_the_mask_of_the_process(
     with atomic_directory(tmp_path / "folder"):
         pass
     assert changed == []
+
+
+def test_without_locks_files_are_written_all_the_same(tmp_path: Path) -> None:
+    """Windows has no `fcntl`: the package and its commands are imported, folders are replaced, nothing is swept."""
+    program = f"""
+import sys
+sys.modules["fcntl"] = sys.modules["resource"] = None
+import ncd_serve.cli.app
+from pathlib import Path
+from ncd_serve.files import atomic_directory, locked
+folder = Path({str(tmp_path)!r})
+for text in ("old", "new"):
+    with locked(folder), atomic_directory(folder / "bundle") as fresh:
+        (fresh / text).touch()
+"""
+    subprocess.run([sys.executable, "-c", program], check=True, timeout=60)
+    assert names(tmp_path) == ["bundle"] and names(tmp_path / "bundle") == ["new"]
