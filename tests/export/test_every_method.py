@@ -11,8 +11,9 @@ from ncd_serve.bundle import Bundle
 from ncd_serve.runners import OnnxRunner
 from tests.conftest import Ncd
 
-# `dual` is the tiny run that most other tests export.
+# `dual` as such is the tiny run that most other tests export; here with a head that also names known classes.
 QUICK = {
+    "dual": ["optim.epochs=1", "data.pile=mixed", "self_labels.weight=1.0", "self_labels.starts=2"],
     "rankstat": ["optim.epochs=1"],
     "dtc": ["optim.epochs=1", "method.dtc_warm_up_epochs=1"],
     "kcl": ["optim.epochs=1", "similarity.epochs=1", "similarity.batch=16"],
@@ -36,6 +37,9 @@ def test_what_a_method_found_is_exported_by_its_name(
     assert exported.returncode == 0, exported.stderr
     bundle = Bundle.read(folder)
     assert bundle.manifest.method == method
+    named = bundle.manifest.open_world
+    assert named == (method in ("dual", "orca"))
+    assert not named or bundle.manifest.cluster_names[:21] == bundle.manifest.known_classes
     side = bundle.manifest.preprocess.resolution
     answer = OnnxRunner(bundle).answer(np.zeros((2, side, side, 3), np.uint8))
     assert answer.probabilities.shape == (2, len(bundle.manifest.cluster_names))
