@@ -42,7 +42,7 @@ if TYPE_CHECKING:
 _DEFAULT_MAX_CLASSES = 100
 # Hidden labels of few classes say little about others: with 5 known classes of CIFAR-10, 0.20 of a novel pile and 0.10
 # of a pile that is a third known were taken for known.
-_MIN_CLASSES_TO_RECOGNISE = 8
+MIN_CLASSES_TO_RECOGNISE = 8
 _NETWORK_SETTINGS = ("backbone", "weights", "tail", "architecture", "arguments", "mean", "std")
 
 
@@ -66,7 +66,7 @@ def with_first_look(setup: Setup, run: RunDir, *, progress: Progress) -> Setup:
     """
     look = Look(setup, run, progress)
     known = len(setup.manifest.known_classes)
-    if setup.config.data.pile == "auto" and known < _MIN_CLASSES_TO_RECOGNISE:
+    if setup.config.data.pile == "auto" and known < MIN_CLASSES_TO_RECOGNISE:
         progress.say(
             f"first look: {known} known classes are too few to tell whether the unlabelled images show them, too; "
             "these are taken as novel only, unless you say --pile mixed"
