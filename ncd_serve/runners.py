@@ -50,6 +50,7 @@ class Answer(NamedTuple):
 
     probabilities: NDArray[np.float32]  # of the clusters, [N, C]
     fit: NDArray[np.int64] | None = None  # numbers into `fit.FITS`, [N]; models of older versions have none
+    outside: NDArray[np.float32] | None = None  # probability that an image is in none of the clusters, [N]; or none
 
 
 class Runner(Protocol):

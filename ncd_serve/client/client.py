@@ -219,4 +219,8 @@ def _wrong(answer: Answer, images: int, clusters: int) -> str | None:
         return "array of probabilities"
     if answer.fit is not None and (len(answer.fit) != images or not np.isin(answer.fit, range(len(FITS))).all()):
         return "fit"
+    if answer.outside is not None and (
+        len(answer.outside) != images or not ((answer.outside >= 0) & (answer.outside <= 1)).all()
+    ):
+        return "outside"
     return None
