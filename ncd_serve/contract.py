@@ -22,6 +22,7 @@ TOKEN_HEADER = "ncd-serve-token"  # by which Triton's gRPC server knows a token
 FACT_PREFIX = "ncd_"
 PREPROCESS_FACT = f"{FACT_PREFIX}preprocess"
 DIGEST_FACT = f"{FACT_PREFIX}digest"  # of the bundle
+GENERATION_FACT = f"{FACT_PREFIX}generation"
 LIMITS = (4096, 16_384, 4096, 1_000_000)  # of a contract: resolution, resize, batch, clusters
 THREADS = "intra_op_thread_count"  # which the onnxruntime backend does act on
 

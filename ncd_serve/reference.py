@@ -106,7 +106,8 @@ class Reference:
         if not len(self.shape):
             return None
         arrays = (getattr(self, name).astype(np.float64) for name in _MIXTURE[:-1])
-        return Mixture(*arrays, self.first_cluster, *self.shape.tolist())
+        shape = dict(zip(_SHAPE, self.shape.tolist(), strict=True))
+        return Mixture(**dict(zip(_MIXTURE[:-1], arrays, strict=True)), first_cluster=self.first_cluster, **shape)
 
     def places(self) -> tuple[Floats, Ids]:
         """Return all images, labelled ones first, in the space of the mixture, and their classes in it."""
@@ -159,9 +160,8 @@ class Reference:
             raise DataError(f"{path} is damaged: {error}", hint="write it again: ncd-serve evaluate RUN") from None
         plain = ("checkpoint", "paths", "known_classes", "known_clusters", "truth", "matched")
         values = {name: content[name].tolist() for name in plain if name in content}
-        rest = {name: content[name].astype(np.float32) for name in ("embeddings", "known_places") if name in content}
-        rest |= {"root": Path(str(content["root"]))}
-        return cls(**{**content, **values, **rest})
+        halves = {name: content[name].astype(np.float32) for name in ("embeddings", "known_places") if name in content}
+        return cls(**{**content, **values, **halves, "root": Path(str(content["root"]))})
 
 
 def _unpacked(path: Path) -> dict[str, NDArray[Any]]:

@@ -27,20 +27,19 @@ from ncd_export.generation import write_first_generation
 from ncd_export.graph import ExportGraph
 from ncd_export.model_card import render_card
 from ncd_export.precision import PRECISIONS, PrecisionKind, precision_for
-from ncd_export.publish import Destination, finish_interrupted, publish, publishing
+from ncd_export.publish import Destination, finish_interrupted, publish, publishing, seal
 from ncd_export.rename import keep_names
 from ncd_export.repository import check_place, check_writable, disk_errors_as_data_errors
 from ncd_export.triton_config import MAX_BATCH, THIS_CPU, Hardware
 from ncd_export.verify import Agreement, Images, Verification, check_finite, compare_precisions, verify, verify_outside
-from ncd_serve.bundle import CARD, HASHED, LABELS, MANIFEST, MODEL, VERIFICATION, Bundle, BundleManifest
+from ncd_serve.bundle import CARD, HASHED, MANIFEST, MODEL, VERIFICATION, Bundle, BundleManifest
 from ncd_serve.contract import DEFAULT_MODEL, Precision
 from ncd_serve.errors import DataError
-from ncd_serve.files import sha256, staged_directory, write_json, write_text
+from ncd_serve.files import staged_directory, write_json, write_text
 from ncd_serve.mixture import Mixture
 from ncd_serve.preprocess import PreprocessSpec, load_array
 from ncd_serve.progress import Progress
 from ncd_serve.reference import REFERENCE, Reference
-from ncd_serve.text import labels_text
 
 _PACKAGES = ("ncd-serve", "torch", "onnx")
 _VERIFICATION_IMAGES, _CALIBRATION_IMAGES, _CALIBRATION_BATCH = 256, 128, 8
@@ -120,12 +119,10 @@ def export_run(
 def _write_facts(
     folder: Path, manifest: BundleManifest, verification: Verification, agreement: Agreement | None
 ) -> None:
-    """Write verification, labels and, last, the manifest with the hashes of all other files."""
+    """Write verification, labels and manifest."""
     compared = {**verification.as_dict(), "agreement": asdict(agreement) if agreement else None}
     write_json(folder / VERIFICATION, compared)
-    write_text(folder / LABELS, labels_text(manifest.cluster_names))
-    hashes = {file: sha256(folder / file) for file in (*HASHED, REFERENCE)}
-    write_text(folder / MANIFEST, manifest.model_copy(update={"sha256": hashes}).model_dump_json(indent=2) + "\n")
+    seal(folder, manifest, (*HASHED, REFERENCE))
 
 
 def _write_reference(

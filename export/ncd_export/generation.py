@@ -7,7 +7,7 @@ on what came before it, bit for bit.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import onnx
@@ -25,6 +25,7 @@ if TYPE_CHECKING:
     from ncd_serve.mixture import Mixture
 
 _OUTSIDE_PREFIX = "outside/"
+_MAX_ODDS = 13.0
 _LAST = np.array([np.iinfo(np.int64).max])
 
 
@@ -86,7 +87,7 @@ def _add_mixture(nodes: Nodes, mixture: Mixture, unit: str) -> tuple[str, str]:
 
 
 def _add_student(
-    nodes: Nodes, squares: str, mixture: Mixture, spread: float, log_weights: NDArray[np.floating], output: str
+    nodes: Nodes, squares: str, mixture: Mixture, spread: float, log_weights: NDArray[np.floating[Any]], output: str
 ) -> str:
     """Add `mixture.log_student` of squared distances, plus log weights."""
     dims, tail = len(mixture.offset), mixture.tail
@@ -170,9 +171,15 @@ def _add_fit(
     odds = nodes.inner(
         "Log", [nodes.inner("Div", [sure, nodes.inner("Sub", [one, sure], "rest")], "ratio")], "log_odds"
     )
+    # Odds of a probability near 1 cannot be told apart in single precision.
+    values = {
+        "outlier_distance": limits.outlier_distance,
+        "unusual_distance": limits.unusual_distance,
+        "unusual_odds": np.minimum(limits.unusual_odds, _MAX_ODDS),
+    }
     far, unusual_far, unsure = (
-        nodes.inner("Gather", [nodes.store(f"{name}_values", _f32(getattr(limits, name)[-added:])), number], name)
-        for name in ("outlier_distance", "unusual_distance", "unusual_odds")
+        nodes.inner("Gather", [nodes.store(f"{name}_values", _f32(limit[-added:])), number], name)
+        for name, limit in values.items()
     )
     unlike = nodes.inner("Greater", [distance, unusual_far], "unlike")
     unusual = nodes.inner("Or", [unlike, nodes.inner("Less", [odds, unsure], "unsure")], "unusual")
@@ -192,5 +199,5 @@ def _add_class(nodes: Nodes, ids: str, is_new: str, before: dict[str, str], *, k
     nodes.add("Or", [is_new, before["is_novel"]], "is_novel")
 
 
-def _f32(values: NDArray[np.floating] | float) -> NDArray[np.float32]:
+def _f32(values: NDArray[np.floating[Any]] | float) -> NDArray[np.float32]:
     return np.asarray(values, np.float32)

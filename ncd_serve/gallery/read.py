@@ -183,15 +183,16 @@ def _with_model(shown: Collection, bundle: Bundle, progress: Progress) -> Collec
         )
     embeddings = np.stack([answers[row] for row in kept])
     reference = bundle.reference()
-    ids, confidences = shown.cluster_ids[kept], shown.confidences[kept]
+    ids, confidences, limits = shown.cluster_ids[kept], shown.confidences[kept], reference.limits()
     return replace(
         shown,
         paths=[shown.paths[row] for row in kept],
         files=[shown.files[row] for row in kept],
         cluster_ids=ids,
         confidences=confidences,
-        fits=reference.limits().judge(embeddings, ids, confidences) if shown.fits is None else shown.fits[kept],
+        fits=limits.judge(embeddings, ids, confidences) if shown.fits is None else shown.fits[kept],
         embeddings=embeddings,
+        centres=limits.centres,
         background=reference.embeddings[:: -(-len(reference.embeddings) // _MAX_BACKGROUND_IMAGES)],
         rivals=None,
         known_ids=_by_cluster(reference),
