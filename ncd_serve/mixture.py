@@ -23,7 +23,8 @@ if TYPE_CHECKING:
     Floats = NDArray[np.floating[Any]]
 
 OUTSIDE_SHARE = 0.1  # images of no cluster among new ones, before an image is looked at
-_MAX_DIMS = 64
+_MAX_DIMS = 128
+_LEAST = -1e300  # of logarithms, so that the sum of nothing is minus infinity
 _NO_IMAGES = 1e-9  # weight of a class without images, whose logarithm is finite
 _SHRINKAGE = 0.1  # of the covariance within classes, towards a multiple of the identity
 _TAILS = (2.0, 4.0, 8.0, 16.0, 32.0, 64.0, 128.0)  # degrees of freedom that are tried
@@ -186,6 +187,7 @@ def squared_distances(places: Floats, means: Floats) -> Floats:
 
 def log_sum(values: Floats) -> Floats:
     """Return the log of the sum of exponentials over the last axis."""
-    most = values.max(-1, keepdims=True)
-    total: Floats = most[..., 0] + np.log(np.exp(values - most).sum(-1))
+    most = np.maximum(values.max(-1, keepdims=True), _LEAST)
+    with np.errstate(divide="ignore"):
+        total: Floats = most[..., 0] + np.log(np.exp(values - most).sum(-1))
     return total

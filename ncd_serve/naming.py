@@ -47,7 +47,7 @@ class Names(_Strict):
 
     checkpoint: str | None = None  # of the model whose clusters are named, if known
     bundle: Path | None = None
-    clusters: dict[int, ClusterEntry] = {}
+    clusters: dict[int, ClusterEntry]
     images: dict[str, Correction] = {}  # corrections of single images, by path
 
     @classmethod
@@ -73,7 +73,8 @@ class Names(_Strict):
         """Return the content of the file."""
         clusters = {str(number): entry.model_dump(exclude_defaults=True) for number, entry in self.clusters.items()}
         images = {path: entry.model_dump(exclude_none=True, by_alias=True) for path, entry in self.images.items()}
-        return {**self.model_dump(mode="json"), "clusters": clusters, "images": images}
+        facts = self.model_dump(mode="json", include={"checkpoint", "bundle"})
+        return {**facts, "clusters": clusters, **({"images": images} if images else {})}
 
 
 class Naming(NamedTuple):

@@ -159,8 +159,10 @@ class Reference:
         except Exception as error:  # a damaged archive makes its readers raise anything
             raise DataError(f"{path} is damaged: {error}", hint="write it again: ncd-serve evaluate RUN") from None
         plain = ("checkpoint", "paths", "known_classes", "known_clusters", "truth", "matched")
-        values = {name: content[name].tolist() for name in plain if name in content}
-        halves = {name: content[name].astype(np.float32) for name in ("embeddings", "known_places") if name in content}
+        values: dict[str, Any] = {name: content[name].tolist() for name in plain if name in content}
+        halves: dict[str, Any] = {
+            name: content[name].astype(np.float32) for name in ("embeddings", "known_places") if name in content
+        }
         return cls(**{**content, **values, **halves, "root": Path(str(content["root"]))})
 
 

@@ -23,7 +23,7 @@ def discover(
     target: Annotated[Path, typer.Option("--out", help="File for the candidates.")] = Path("candidates.json"),
     min_strength: Annotated[
         float, typer.Option(min=0.0, max=1.0, help="Smallest probability of a new category to propose it.")
-    ] = 0.9,
+    ] = 0.95,
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
 ) -> None:
     """Look for new categories in a batch of images: groups that are no cluster and no known class."""

@@ -29,7 +29,7 @@ if TYPE_CHECKING:
     Floats = NDArray[np.floating[Any]]
 
 MIN_IMAGES = 20  # of a batch
-MIN_STRENGTH = 0.9  # of a candidate
+MIN_STRENGTH = 0.95  # of a candidate
 _MIN_GROUP_STRENGTH = 0.5  # of groups that may be parts of one candidate
 _MAX_IMAGES = 10_000  # of a batch; more are an even sample
 _OUTSIDE = 0.5
