@@ -17,6 +17,8 @@ import numpy as np
 from ncd_serve.fit import directions
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
     from numpy.typing import NDArray
 
     Ids = NDArray[np.integer[Any]]
@@ -26,7 +28,8 @@ OUTSIDE_SHARE = 0.1  # images of no cluster among new ones, before an image is l
 _MAX_DIMS = 128
 _LEAST = -1e300  # of logarithms, so that the sum of nothing is minus infinity
 _NO_IMAGES = 1e-9  # weight of a class without images, whose logarithm is finite
-_SHRINKAGE = 0.1  # of the covariance within classes, towards a multiple of the identity
+_SHRINKAGES = (0.1, 0.3, 0.5, 0.8)  # of the covariance within classes, towards a multiple of the identity
+_MOVED_SHARE = 0.01  # images of other classes that may go to new ones
 _TAILS = (2.0, 4.0, 8.0, 16.0, 32.0, 64.0, 128.0)  # degrees of freedom that are tried
 _NEWTON_STEPS = 50
 _RIDGE = 1e-6  # keeps a regression on perfectly separated values finite
@@ -79,8 +82,37 @@ class Mixture:
 
 def fit_mixture(embeddings: Floats, classes: Ids, *, number: int, first_cluster: int) -> Mixture:
     """Return the mixture of `number` classes from embeddings [N, d] of their images."""
-    vectors, sizes = directions(embeddings.astype(np.float64)), np.bincount(classes, minlength=number)
-    projection = _whitening(vectors, classes, number)
+    vectors = directions(embeddings.astype(np.float64))
+    raw, places, own = _fitted(vectors, classes, number, first_cluster, _best_shrinkage(vectors, classes, number))
+    slope, intercept = _calibrate(raw, places, classes, own)
+    return replace(raw, slope=slope, intercept=intercept)
+
+
+def grow(mixture: Mixture, groups: Sequence[Floats], others: Floats) -> Mixture:
+    """Return the mixture with a class more for each group of places [n, m].
+
+    A new class has so much weight that about one in a hundred of the other places [N, m], which are mostly of old
+    classes, goes to new ones, at most.
+    """
+    means = np.stack([places.mean(0) for places in groups])
+    weights = np.array([len(places) for places in groups], np.float64)
+    grown = replace(
+        mixture, means=np.concatenate([mixture.means, means]), weights=np.concatenate([mixture.weights, weights])
+    )
+    if len(others):
+        joint = grown.log_joint(others)
+        leads = np.sort(joint[:, len(mixture.means) :] - joint[:, : len(mixture.means)].max(1, keepdims=True), axis=0)
+        allowed = int(_MOVED_SHARE * len(others) / len(groups))
+        weights *= np.exp(-np.maximum(leads[-1 - allowed], 0))
+    return replace(grown, weights=np.concatenate([mixture.weights, np.maximum(weights, _NO_IMAGES)]))
+
+
+def _fitted(
+    vectors: Floats, classes: Ids, number: int, first_cluster: int, shrinkage: float
+) -> tuple[Mixture, Floats, Floats]:
+    """Return the mixture before calibration, places, and squared distances to the mean of others of the class."""
+    sizes = np.bincount(classes, minlength=number)
+    projection = _whitening(vectors, classes, number, shrinkage)
     places = vectors @ projection
     means = _means(places, classes, number)
     offset = -means[sizes > 0].mean(0)
@@ -90,8 +122,23 @@ def fit_mixture(embeddings: Floats, classes: Ids, *, number: int, first_cluster:
     unseen_spread = spread + float((means**2).sum() / max((sizes > 0).sum(), 1)) / len(offset)
     weights = np.maximum(sizes, _NO_IMAGES)
     raw = Mixture(projection, offset, means, weights, first_cluster, tail, spread, unseen_spread, 1.0, 0.0)
-    slope, intercept = _calibrate(raw, places, classes, own)
-    return replace(raw, slope=slope, intercept=intercept)
+    return raw, places, own
+
+
+def _best_shrinkage(vectors: Floats, classes: Ids, number: int) -> float:
+    """Return the shrinkage by which a mixture of one half of the images finds the classes of the other half best."""
+    half = np.zeros(len(classes), bool)
+    for each in range(number):
+        half[np.flatnonzero(classes == each)[::2]] = True
+    if half.all():
+        return _SHRINKAGES[-1]
+    scores = []
+    for shrinkage in _SHRINKAGES:
+        mixture, _, _ = _fitted(vectors[half], classes[half], number, 0, shrinkage)
+        joint = mixture.log_joint(vectors[~half] @ mixture.projection + mixture.offset)
+        rows = np.arange(len(joint))
+        scores.append(float((joint[rows, classes[~half]] - log_sum(joint)).mean()))
+    return _SHRINKAGES[int(np.argmax(scores))]
 
 
 def log_student(squares: Floats, spread: float, mixture: Mixture) -> Floats:
@@ -104,11 +151,11 @@ def _log_student(squares: Floats, spread: float, tail: float, dims: int) -> Floa
     return density
 
 
-def _whitening(vectors: Floats, classes: Ids, number: int) -> Floats:
+def _whitening(vectors: Floats, classes: Ids, number: int, shrinkage: float) -> Floats:
     """Return the projection [d, m] onto the main directions, after the variation within classes is made equal."""
     rest = vectors - _means(vectors, classes, number)[classes]
     within = rest.T @ rest / len(rest)
-    within = (1 - _SHRINKAGE) * within + _SHRINKAGE * np.trace(within) / len(within) * np.eye(len(within))
+    within = (1 - shrinkage) * within + shrinkage * np.trace(within) / len(within) * np.eye(len(within))
     values, axes = np.linalg.eigh(within)
     white = axes / np.sqrt(np.maximum(values, 1e-12))
     moved = vectors @ white

@@ -22,6 +22,7 @@ from ncd_serve.bundle import MODEL, Ancestor, Bundle, BundleManifest, Change
 from ncd_serve.discovery.find import Batch, Candidate, Candidates, discover, embedded, mixture_of, read_batch
 from ncd_serve.errors import DataError, ExportMismatchError, UsageError
 from ncd_serve.files import staged_directory, swap_in
+from ncd_serve.mixture import grow
 from ncd_serve.onnx_file import check_self_contained
 from ncd_serve.preprocess import load_array
 from ncd_serve.reference import REFERENCE, Reference
@@ -65,7 +66,9 @@ def append_generation(
     batch = read_batch(add, bundle, progress=progress)
     chosen = chosen or discover(batch, bundle, progress=progress).candidates
     new = _new_clusters(bundle, reference, [*chosen.candidates, *_corrected(bundle)], progress)
-    grown = _grown(mixture, new)
+    taken = {path for cluster in new for path in cluster.paths}
+    others = mixture.project(batch.embeddings[[path not in taken for path in batch.paths]])
+    grown = grow(mixture, [mixture.project(cluster.embeddings) for cluster in new], others)
     with disk_errors_as_data_errors(out), staged_directory(out) as folder:
         shutil.copytree(bundle.folder, folder, dirs_exist_ok=True)
         fresh = _reference(reference.with_mixture(grown), grown, new)
@@ -129,16 +132,6 @@ def _new_clusters(
     if reference.embeddings.shape[1] != new[0].embeddings.shape[1]:
         raise DataError(f"{bundle.folder} has a reference of another model", hint="ncd-serve export RUN once more")
     return new
-
-
-def _grown(mixture: Mixture, new: list[_NewCluster]) -> Mixture:
-    """Return the mixture with a class more for each new cluster."""
-    means = [mixture.project(cluster.embeddings).mean(0) for cluster in new]
-    return replace(
-        mixture,
-        means=np.concatenate([mixture.means, np.stack(means)]),
-        weights=np.concatenate([mixture.weights, [len(cluster.paths) for cluster in new]]),
-    )
 
 
 def _reference(reference: Reference, grown: Mixture, new: list[_NewCluster]) -> Reference:

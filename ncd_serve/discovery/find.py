@@ -30,7 +30,7 @@ if TYPE_CHECKING:
 
 MIN_IMAGES = 20  # of a batch
 MIN_STRENGTH = 0.95  # of a candidate
-_MIN_GROUP_STRENGTH = 0.5  # of groups that may be parts of one candidate
+MIN_GROUP_STRENGTH = 0.5  # of groups that may be parts of one candidate
 _MAX_IMAGES = 10_000  # of a batch; more are an even sample
 _OUTSIDE = 0.5
 
@@ -117,7 +117,7 @@ def discover(
         )
     with progress.status("looking for new categories"):
         places, (training, classes) = mixture.project(batch.embeddings), reference.places()
-        groups = find_groups(mixture, places, training, min_strength=_MIN_GROUP_STRENGTH)
+        groups = find_groups(mixture, places, training, min_strength=MIN_GROUP_STRENGTH)
         found = [group for group in join_groups(groups, places, training, classes) if group.strength >= min_strength]
     names = [*reference.known_classes[: reference.first_cluster], *bundle.manifest.cluster_names]
     grouped = {int(row) for group in found for row in group.rows}
