@@ -9,8 +9,8 @@ at most 30 are looked at. Test images are scored by name, without any matching. 
 EfficientNet-Lite0 for all rows; they are computed once and cached. True classes name clusters and score, nothing else.
 
 Rows: `nothing` keeps the first model. `scratch` clusters all images again each round and carries names by overlap; it
-is told the number of classes. `threshold` clusters images that are far from all class means; it is told the number, too.
-`append` is `discover` and `train --after`. `oracle` is `append` with the images of new classes given.
+is told the number of classes. `threshold` clusters images that are far from all class means; it is told the number as
+well. `append` is `discover` and `train --after`. `oracle` is `append` with the images of new classes given.
 """
 
 from __future__ import annotations

@@ -1,12 +1,12 @@
-"""A digit that training never saw among new vowels: what `discover` proposes, and how well images tell that they are new.
+"""A digit that training never saw among new vowels: what `discover` proposes, and how single images are judged.
 
     .venv/bin/python benchmarks/second_round.py [--runs DIR] [--seeds 0 1 2]
 
-Letters as in the demo. For each seed: 10 batches of 300 images with 80 of one digit, 10 batches of vowels alone. A digit
-is found if a candidate has more than half of its images and is at least 90% pure. AUROC is that of single images of the
-digit against vowels: by the distance that `fit` has its limits on, and by the output `outside`. Finished runs in --runs
-are used again. Exit code 1 if fewer than 7 of 10 digits are found, more than one of 10 batches of vowels raises a
-candidate, or `outside` is not better than `fit`.
+Letters as in the demo. For each seed: 10 batches of 300 images with 80 of one digit, 10 batches of vowels alone. A
+digit is found if a candidate has more than half of its images and is at least 90% pure. AUROC is that of single images
+of the digit against vowels: by the distance that `fit` has its limits on, and by the output `outside`. Finished runs in
+--runs are used again. Exit code 1 if fewer than 7 of 10 digits are found, more than one of 10 batches of vowels raises
+a candidate, or `outside` is not better than `fit`.
 """
 
 from __future__ import annotations
