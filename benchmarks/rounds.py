@@ -41,7 +41,8 @@ from ncd_serve.fit import directions
 from ncd_serve.mixture import fit_mixture, grow, squared_distances
 from ncd_serve.progress import Progress
 
-Floats, Ids = NDArray[Any], NDArray[Any]
+Floats = NDArray[Any]
+Ids = NDArray[Any]
 SHARED = Path(__file__).resolve().parents[2] / "shared"
 KNOWN, ROUNDS, NEW, LABELLED, JUNK_SHARE = 100, 4, 20, 18, 0.05
 SEEN, AGREE, BUDGET = 5, 3, 30
@@ -205,7 +206,8 @@ class Scratch(Nothing):
         before = self.mixture.log_joint(self.mixture.project(self.pile)).argmax(1) if len(self.pile) else None
         self.pile, self.truth = np.concatenate([self.pile, stream.features]), np.concatenate([self.truth, stream.truth])
         places = self.mixture.project(self.pile)
-        unlike = np.flatnonzero(self.mixture.outside(self.pile) > 0.5)
+        limit = np.quantile(self.mixture.outside(self.labelled[0]), 0.95)
+        unlike = np.flatnonzero(self.mixture.outside(self.pile) > limit)
         fresh = clustered(places[unlike], min(NEW * self.rounds, len(unlike)))
         ids = np.full(len(self.pile), -1)
         for number, (rows, _) in enumerate(fresh):
