@@ -10,7 +10,7 @@ import hashlib
 import json
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Any, Literal
 
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field, StringConstraints, ValidationError, model_validator
 
@@ -20,7 +20,7 @@ from ncd_serve.preprocess import PreprocessSpec
 from ncd_serve.reference import REFERENCE, Reference
 from ncd_serve.text import check_name
 
-SCHEMA_VERSION = 2
+SCHEMA_VERSION = 3
 MANIFEST, MODEL, LABELS, VERIFICATION, CARD = (
     "bundle.json",
     "model.onnx",
@@ -47,6 +47,48 @@ class _Schema(BaseModel):
     schema_version: int = Field(lt=1_000_000)
 
 
+class Correction(BaseModel):
+    """Word of a person on a single image: exactly one of these."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid", strict=True, populate_by_name=True)
+
+    cluster: int | None = Field(None, ge=0)  # it belongs to this cluster
+    not_cluster: int | None = Field(None, alias="not", ge=0)  # it does not belong to this cluster
+    class_name: Name | None = Field(None, alias="class")  # it is of a class of its own, of this name
+
+    @model_validator(mode="after")
+    def _says_one_thing(self) -> Correction:
+        said = self.model_dump(exclude_none=True, by_alias=True)
+        if len(said) != 1:
+            raise ValueError(f"{' and '.join(said) or 'nothing'}: say one of cluster, not, class")
+        return self
+
+
+class Change(BaseModel):
+    """Change of one cluster from a generation to the next."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    cluster_id: int
+    kind: Literal["kept", "grown", "split", "new"]
+    images: int  # of training, before; 0 for a new cluster
+    added: int  # images of the new batch that it was given
+    moved: int  # images of training that went to new clusters; for a new cluster, that came from others
+
+
+class Ancestor(BaseModel):
+    """Earlier generation of a bundle."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    generation: int
+    bundle_id: str
+    digest: str
+    folder: str  # where it was
+    created: str
+    clusters: int
+
+
 class BundleManifest(BaseModel):
     """Content of `bundle.json`."""
 
@@ -65,6 +107,10 @@ class BundleManifest(BaseModel):
     cluster_names: list[Name] = Field(max_length=MAX_CLUSTERS)
     merged: dict[int, int] = {}  # clusters whose images are given to another one; ids stay what they are
     junk: list[int] = []  # clusters that a person set aside
+    corrections: dict[str, Correction] = {}  # by the path of an image
+    generation: int = Field(1, ge=1)
+    ancestors: list[Ancestor] = []  # earlier generations, the first one first
+    changes: list[Change] = []  # since the generation before; empty for the first
     training: dict[str, str | int | float | None]
     versions: dict[str, str]
     sha256: dict[FileName, str]
@@ -73,7 +119,9 @@ class BundleManifest(BaseModel):
     def _fits_together(self) -> BundleManifest:
         if self.open_world and len(self.known_classes) > len(self.cluster_names):
             raise ValueError("it has more known classes than clusters")
-        for number in (*self.merged, *self.merged.values(), *self.junk):
+        spoken = (number for entry in self.corrections.values() for number in (entry.cluster, entry.not_cluster))
+        corrected = [number for number in spoken if number is not None]
+        for number in (*self.merged, *self.merged.values(), *self.junk, *corrected):
             if not 0 <= number < len(self.cluster_names):
                 raise ValueError(f"cluster {number} is none of its {len(self.cluster_names)} clusters")
         return self

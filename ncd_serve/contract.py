@@ -22,6 +22,7 @@ TOKEN_HEADER = "ncd-serve-token"  # by which Triton's gRPC server knows a token
 FACT_PREFIX = "ncd_"
 PREPROCESS_FACT = f"{FACT_PREFIX}preprocess"
 DIGEST_FACT = f"{FACT_PREFIX}digest"  # of the bundle
+GENERATION_FACT = f"{FACT_PREFIX}generation"
 LIMITS = (4096, 16_384, 4096, 1_000_000)  # of a contract: resolution, resize, batch, clusters
 THREADS = "intra_op_thread_count"  # which the onnxruntime backend does act on
 
@@ -84,6 +85,9 @@ OUTPUTS = (
     # Numbers into `fit.FITS`; not in models of older versions. It follows from embedding and confidence: at its limits
     # the smallest difference would count as a mistake.
     Output("fit", "INT64", (), compared="not", merged=False, in_rows=True, optional=True),
+    # Probability that an image is in none of the clusters; see `mixture`. It is computed by nodes that are added after
+    # the trained graph, and compared with numpy.
+    Output("outside", "FP32", (), compared="not", merged=False, in_rows=True, optional=True),
 )
 
 

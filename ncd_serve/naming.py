@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal, NamedTuple
 
 from pydantic import AfterValidator, BaseModel, ConfigDict, ValidationError, model_validator
 
+from ncd_serve.bundle import Correction
 from ncd_serve.errors import DataError, did_you_mean
 from ncd_serve.text import check_name
 
@@ -47,6 +48,7 @@ class Names(_Strict):
     checkpoint: str | None = None  # of the model whose clusters are named, if known
     bundle: Path | None = None
     clusters: dict[int, ClusterEntry]
+    images: dict[str, Correction] = {}  # corrections of single images, by path
 
     @classmethod
     def read(cls, path: str | Path) -> Names:
@@ -63,12 +65,16 @@ class Names(_Strict):
     def of(cls, bundle: Bundle) -> Names:
         """Return names, merges and junk marks of a bundle's clusters."""
         checkpoint = bundle.manifest.checkpoint or None
-        return cls(checkpoint=checkpoint, bundle=bundle.folder.absolute(), clusters=_entries(bundle.manifest))
+        about = bundle.manifest
+        entries, folder = _entries(about), bundle.folder.absolute()
+        return cls(checkpoint=checkpoint, bundle=folder, clusters=entries, images=about.corrections)
 
     def as_json(self) -> dict[str, Any]:
         """Return the content of the file."""
         clusters = {str(number): entry.model_dump(exclude_defaults=True) for number, entry in self.clusters.items()}
-        return {**self.model_dump(mode="json"), "clusters": clusters}
+        images = {path: entry.model_dump(exclude_none=True, by_alias=True) for path, entry in self.images.items()}
+        facts = self.model_dump(mode="json", include={"checkpoint", "bundle"})
+        return {**facts, "clusters": clusters, **({"images": images} if images else {})}
 
 
 class Naming(NamedTuple):
@@ -77,6 +83,7 @@ class Naming(NamedTuple):
     cluster_names: list[str]
     merged: dict[int, int]
     junk: list[int]
+    corrections: dict[str, Correction]
 
 
 class ClusterState(NamedTuple):
@@ -101,7 +108,7 @@ def apply_names(manifest: BundleManifest, names: Names) -> Naming:
     junk = sorted(number for number, entry in entries.items() if entry.junk)
     own = dict(enumerate(defaults)) | {number: entry.name for number, entry in entries.items() if entry.name}
     labels = [JUNK if number in junk else own[merged.get(number, number)] for number in own]
-    return Naming(labels, merged, junk)
+    return Naming(labels, merged, junk, _corrected(manifest, names))
 
 
 def same_names(naming: Naming) -> dict[str, list[int]]:
@@ -168,6 +175,19 @@ def _suitable(manifest: BundleManifest, entries: Entries) -> Entries:
     return {number: entry for number, entry in entries.items() if number >= len(known)}
 
 
+def _corrected(manifest: BundleManifest, names: Names) -> dict[str, Correction]:
+    """Return the corrections of a bundle after these names, by absolute path; raise DataError if they contradict."""
+    fresh: dict[str, Correction] = {}
+    for path, entry in names.images.items():
+        file = str(Path(path).absolute())
+        if fresh.setdefault(file, entry) != entry:
+            raise DataError(f"{path} is corrected twice, in different ways", hint="leave one of the two out")
+        for number in (entry.cluster, entry.not_cluster):
+            if number is not None:
+                _check_id(number, f"{path}: cluster {number}", clusters=len(manifest.cluster_names))
+    return manifest.corrections | fresh
+
+
 def _last_target(start: int, entries: Entries, *, clusters: int) -> int:
     """Follow merges to the last cluster."""
     way = [start]
@@ -198,7 +218,8 @@ def _unusable(path: Path, error: ValidationError) -> DataError:
     where = ".".join(str(part) for part in first["loc"])
     hint = 'it looks like {"clusters": {"3": {"name": "gull"}, "7": {"merge_into": 3}, "9": {"junk": true}}}'
     if first["type"] == "extra_forbidden":
-        known = Names.model_fields if len(first["loc"]) == 1 else ClusterEntry.model_fields
+        entries = ("cluster", "not", "class") if first["loc"][0] == "images" else ClusterEntry.model_fields
+        known = Names.model_fields if len(first["loc"]) == 1 else entries
         return DataError(f"{path}: unknown key {where}", hint=did_you_mean(str(first["loc"][-1]), known))
     what = first["msg"].removeprefix("Value error, ")
     return DataError(f"{path}: {where}: {what}" if where else f"{path}: {what}", hint=hint)

@@ -37,6 +37,7 @@ class Prediction:
     confidence: float | None = None
     margin: float | None = None
     fit: Fit | None = None  # similarity to the cluster's images; None if the model has no such output
+    outside: float | None = None  # probability that the image is in none of the clusters; or None
     top_k: list[Candidate] = field(default_factory=list)
     error: str | None = None
 
@@ -51,6 +52,7 @@ class Prediction:
         path: str,
         probabilities: NDArray[np.float32],
         fit: Fit | None = None,
+        outside: float | None = None,
         *,
         names: Sequence[str],
         top_k: int,
@@ -67,6 +69,7 @@ class Prediction:
             *best,
             margin,
             fit,
+            outside,
             # Clusters that were merged into others have no probability left.
             [candidate for candidate in ranked[:top_k] if candidate.probability > 0],
         )

@@ -12,6 +12,7 @@ import numpy as np
 from ncd_serve.errors import DataError
 from ncd_serve.files import atomic_path
 from ncd_serve.fit import FitLimits, calibrate
+from ncd_serve.mixture import Mixture
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -22,7 +23,7 @@ if TYPE_CHECKING:
 REFERENCE = "reference.npz"
 MAX_IMAGES = 10_000  # embeddings of more would outweigh the model
 _MAX_BYTES, _MAX_COUNT = 1 << 30, 1 << 53
-# Kinds of numbers or text, and dimensions: images, clusters, known classes, features.
+# Kinds of numbers or text, and dimensions: images, clusters, known classes, features; of the mixture: space, classes.
 _ARRAYS = {
     "checkpoint": ("U", ""),
     "root": ("U", ""),
@@ -36,8 +37,25 @@ _ARRAYS = {
     "counts": ("iu", "C"),
     "truth": ("U", "N"),
     "matched": ("U", "C"),
+    "projection": ("f", "dm"),
+    "offset": ("f", "m"),
+    "means": ("f", "Tm"),
+    "weights": ("f", "T"),
+    "shape": ("f", "s"),
+    "known_places": ("f", "Lm"),
+    "known_place_ids": ("iu", "L"),
 }
-_MAY_BE_EMPTY = ("known_classes", "truth", "matched")
+_MIXTURE = ("projection", "offset", "means", "weights", "shape")
+_SHAPE = ("tail", "spread", "unseen_spread", "slope", "intercept")  # numbers of the mixture
+_MAY_BE_EMPTY = ("known_classes", "truth", "matched", *_MIXTURE, "known_places", "known_place_ids")
+
+
+def _nothing() -> Floats:
+    return np.zeros(0, np.float32)
+
+
+def _no_ids() -> Ids:
+    return np.zeros(0, np.int64)
 
 
 @dataclass(frozen=True)
@@ -58,6 +76,16 @@ class Reference:
     # [C] the true class that each cluster is matched with, "" for none, by all images, sampled or not. For reports
     # alone; empty if true classes are not known, and in files of older versions.
     matched: list[str] = field(default_factory=list)
+    # The mixture of all classes, known ones first. Empty in files of older versions.
+    projection: Floats = field(default_factory=_nothing)  # [d, m]
+    offset: Floats = field(default_factory=_nothing)  # [m]
+    means: Floats = field(default_factory=_nothing)  # [T, m]
+    weights: Floats = field(default_factory=_nothing)  # [T]
+    shape: Floats = field(default_factory=_nothing)  # its other numbers, as `_SHAPE` names them
+    known_places: Floats = field(
+        default_factory=_nothing
+    )  # [L, m] labelled images, all or an even sample, in its space
+    known_place_ids: Ids = field(default_factory=_no_ids)  # [L] their known classes
 
     @property
     def clusters(self) -> int:
@@ -67,6 +95,31 @@ class Reference:
     def limits(self) -> FitLimits:
         """Return the limits of fit, calibrated on these images."""
         return calibrate(self.embeddings, self.cluster_ids, self.confidences, clusters=self.clusters)
+
+    @property
+    def first_cluster(self) -> int:
+        """Number of the class in the mixture that is cluster 0."""
+        return len(self.known_classes) - self.known_clusters
+
+    def mixture(self) -> Mixture | None:
+        """Return the mixture of all classes; None for a file of an older version."""
+        if not len(self.shape):
+            return None
+        arrays = (getattr(self, name).astype(np.float64) for name in _MIXTURE[:-1])
+        shape = dict(zip(_SHAPE, self.shape.tolist(), strict=True))
+        return Mixture(**dict(zip(_MIXTURE[:-1], arrays, strict=True)), first_cluster=self.first_cluster, **shape)
+
+    def places(self) -> tuple[Floats, Ids]:
+        """Return all images, labelled ones first, in the space of the mixture, and their classes in it."""
+        mixture = self.mixture()
+        assert mixture is not None
+        places = np.concatenate([self.known_places, mixture.project(self.embeddings)])
+        return places, np.concatenate([self.known_place_ids, self.first_cluster + self.cluster_ids])
+
+    def with_mixture(self, mixture: Mixture) -> Reference:
+        """Return the reference with another mixture."""
+        arrays = {name: getattr(mixture, name).astype(np.float32) for name in _MIXTURE[:-1]}
+        return replace(self, **arrays, shape=np.array([getattr(mixture, name) for name in _SHAPE]))
 
     def files(self, root: Path | None = None) -> list[Path]:
         """Return the image files, below their original folder or another one."""
@@ -87,7 +140,8 @@ class Reference:
     def write(self, path: Path) -> None:
         """Write the file; embeddings in half precision, which is plenty for pictures and distances."""
         content = {entry.name: np.array(getattr(self, entry.name)) for entry in fields(self) if entry.name != "root"}
-        content |= {"root": np.array(str(self.root)), "embeddings": self.embeddings.astype(np.float16)}
+        content |= {name: content[name].astype(np.float16) for name in ("embeddings", "known_places")}
+        content["root"] = np.array(str(self.root))
         with atomic_path(path) as temporary, temporary.open("wb") as stream:
             np.savez_compressed(stream, **content)
 
@@ -105,9 +159,11 @@ class Reference:
         except Exception as error:  # a damaged archive makes its readers raise anything
             raise DataError(f"{path} is damaged: {error}", hint="write it again: ncd-serve evaluate RUN") from None
         plain = ("checkpoint", "paths", "known_classes", "known_clusters", "truth", "matched")
-        values = {name: content[name].tolist() for name in plain if name in content}
-        rest = {"root": Path(str(content["root"])), "embeddings": content["embeddings"].astype(np.float32)}
-        return cls(**{**content, **values, **rest})
+        values: dict[str, Any] = {name: content[name].tolist() for name in plain if name in content}
+        halves: dict[str, Any] = {
+            name: content[name].astype(np.float32) for name in ("embeddings", "known_places") if name in content
+        }
+        return cls(**{**content, **values, **halves, "root": Path(str(content["root"]))})
 
 
 def _unpacked(path: Path) -> dict[str, NDArray[Any]]:
@@ -125,6 +181,9 @@ def _check_arrays(content: dict[str, NDArray[Any]]) -> None:
     """Raise ValueError unless types, shapes and values of all arrays fit together."""
     sizes = {"N": len(content["paths"]), "C": len(content["counts"]), "K": len(content["known_classes"])}
     sizes["d"] = content["embeddings"].shape[-1]
+    sizes |= {"m": content["offset"].size, "s": len(_SHAPE)} if "offset" in content else {}
+    sizes["L"] = len(content.get("known_place_ids", ()))
+    sizes["T"] = sizes["C"] + sizes["K"] - int(content["known_clusters"])
     if not sizes["N"] or not sizes["C"]:
         raise ValueError("it has no images or no clusters")
     for name, array in content.items():
@@ -133,10 +192,17 @@ def _check_arrays(content: dict[str, NDArray[Any]]) -> None:
             continue
         if array.dtype.kind not in kinds or array.shape != tuple(sizes[letter] for letter in letters):
             raise ValueError(f"{name} is {array.dtype} {list(array.shape)}")
-    if not all(np.isfinite(content[name]).all() for name in ("confidences", "embeddings")):
+    mixture = [name for name in (*_MIXTURE, "known_places") if name in content]
+    if len({content[name].size > 0 for name in mixture[: len(_MIXTURE)]}) > 1 or 0 < len(mixture) < len(_MIXTURE):
+        raise ValueError("its mixture of classes is incomplete")
+    if not all(np.isfinite(content[name]).all() for name in ("confidences", "embeddings", *mixture)):
         raise ValueError("it has values that are not finite")
-    for name, limit in {"cluster_ids": sizes["C"], "known_ids": max(sizes["K"], 1), "counts": _MAX_COUNT}.items():
-        if content[name].size and not 0 <= content[name].min() <= content[name].max() < limit:
+    if mixture and min(content["weights"].min(initial=1), content["shape"][:3].min(initial=1)) <= 0:
+        raise ValueError("a weight, tail or spread of its mixture is not positive")
+    known = max(sizes["K"], 1)
+    limits = {"cluster_ids": sizes["C"], "known_ids": known, "known_place_ids": known, "counts": _MAX_COUNT}
+    for name, limit in limits.items():
+        if name in content and content[name].size and not 0 <= content[name].min() <= content[name].max() < limit:
             raise ValueError(f"{name} is outside of 0 to {limit - 1}")
     if content["known_clusters"] not in (0, sizes["K"]):
         raise ValueError(f"{content['known_clusters']} clusters are known classes, of {sizes['K']}")

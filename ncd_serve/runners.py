@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import io
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager, redirect_stdout
 from enum import Enum
 from pathlib import Path
@@ -51,15 +51,25 @@ class Answer(NamedTuple):
 
     probabilities: NDArray[np.float32]  # of the clusters, [N, C]
     fit: NDArray[np.int64] | None = None  # numbers into `fit.FITS`, [N]; models of older versions have none
+    outside: NDArray[np.float32] | None = None  # probability that an image is in none of the clusters, [N]; or none
 
-    def invalid(self, *, images: int, clusters: int) -> str | None:
-        """Return the name of an output that cannot be the answer to so many images, or None."""
-        given = self.probabilities
-        if given.shape != (images, clusters) or not ((given >= 0) & (given <= 1 + 1e-3)).all():  # nor NaN
+    def invalid(self, *, images: int, widths: Iterable[int]) -> str | None:
+        """Return the name of an output that cannot be the answer to so many images, or None.
+
+        `widths` are the numbers of clusters that the model may have.
+        """
+        given, outside = self.probabilities, self.outside
+        if given.shape not in {(images, width) for width in widths} or not _are_probabilities(given):
             return "array of probabilities"
+        if outside is not None and (outside.shape != (images,) or not _are_probabilities(outside)):
+            return "outside"
         if self.fit is not None and (self.fit.shape != (images,) or not np.isin(self.fit, range(len(FITS))).all()):
             return "fit"
         return None
+
+
+def _are_probabilities(values: NDArray[np.float32]) -> bool:
+    return bool(((values >= 0) & (values <= 1 + 1e-3)).all())  # nor NaN
 
 
 class Runner(Protocol):
@@ -170,7 +180,7 @@ class OnnxRunner:
     def answer(self, images: NDArray[np.uint8]) -> Answer:
         """Ask the model about images uint8 [N, H, W, 3]."""
         answer = Answer(**self._run(self._outputs, images))
-        if wrong := answer.invalid(images=len(images), clusters=len(self.cluster_names)):
+        if wrong := answer.invalid(images=len(images), widths=(len(self.cluster_names),)):
             raise DataError(f"the model answered with an invalid {wrong}", hint=_EXPORT_AGAIN)
         return answer
 

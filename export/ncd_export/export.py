@@ -20,25 +20,26 @@ from ncd_training.model.map_cache import view_bytes
 from ncd_training.model.onnx import write_onnx
 from ncd_training.model.predict import run_model
 from ncd_training.run.step import TrainState, load_state
-from ncd_training.score.reference import checkpoint_id, to_reference
+from ncd_training.score.reference import checkpoint_id, embed_labelled, to_reference
 from ncd_training.summary.figures import initial_weights
 
+from ncd_export.generation import write_first_generation
 from ncd_export.graph import ExportGraph
 from ncd_export.model_card import render_card
 from ncd_export.precision import PRECISIONS, PrecisionKind, precision_for
-from ncd_export.publish import Destination, finish_interrupted, publish, publishing
+from ncd_export.publish import Destination, finish_interrupted, publish, publishing, seal
 from ncd_export.rename import keep_names
 from ncd_export.repository import check_place, check_writable, disk_errors_as_data_errors
 from ncd_export.triton_config import MAX_BATCH, THIS_CPU, Hardware
-from ncd_export.verify import Agreement, Images, Verification, check_finite, compare_precisions, verify
-from ncd_serve.bundle import CARD, HASHED, LABELS, MANIFEST, MODEL, VERIFICATION, Bundle, BundleManifest
+from ncd_export.verify import Agreement, Images, Verification, check_finite, compare_precisions, verify, verify_outside
+from ncd_serve.bundle import CARD, HASHED, MANIFEST, MODEL, VERIFICATION, Bundle, BundleManifest
 from ncd_serve.contract import DEFAULT_MODEL, Precision
 from ncd_serve.errors import DataError
-from ncd_serve.files import sha256, staged_directory, write_json, write_text
+from ncd_serve.files import staged_directory, write_json, write_text
+from ncd_serve.mixture import Mixture
 from ncd_serve.preprocess import PreprocessSpec, load_array
 from ncd_serve.progress import Progress
 from ncd_serve.reference import REFERENCE, Reference
-from ncd_serve.text import labels_text
 
 _PACKAGES = ("ncd-serve", "torch", "onnx")
 _VERIFICATION_IMAGES, _CALIBRATION_IMAGES, _CALIBRATION_BATCH = 256, 128, 8
@@ -97,9 +98,12 @@ def export_run(
     finish_interrupted(out)
     with disk_errors_as_data_errors(out), staged_directory(out) as folder:
         reference = _write_reference(setup, run, state, options, folder / REFERENCE, progress)
-        graph = ExportGraph(state.model, reference.limits()).cpu().eval()
+        graph, mixture = ExportGraph(state.model, reference.limits()).cpu().eval(), reference.mixture()
+        assert mixture is not None  # `_write_reference` sees to it
         manifest = _bundle_manifest(setup, run, options, state, checkpoint=reference.checkpoint)
-        verification, agreement = _write_model(graph, folder / MODEL, manifest, setup.manifest, options, progress)
+        verification, agreement = _write_model(
+            graph, folder / MODEL, manifest, mixture, setup.manifest, options, progress
+        )
         # Scores are those of the finished run.
         scored = options.checkpoint is None and state.epoch == planned
         write_text(folder / CARD, render_card(manifest, setup, run.read_summary(), agreement, scored=scored))
@@ -115,12 +119,10 @@ def export_run(
 def _write_facts(
     folder: Path, manifest: BundleManifest, verification: Verification, agreement: Agreement | None
 ) -> None:
-    """Write verification, labels and, last, the manifest with the hashes of all other files."""
+    """Write verification, labels and manifest."""
     compared = {**verification.as_dict(), "agreement": asdict(agreement) if agreement else None}
     write_json(folder / VERIFICATION, compared)
-    write_text(folder / LABELS, labels_text(manifest.cluster_names))
-    hashes = {file: sha256(folder / file) for file in (*HASHED, REFERENCE)}
-    write_text(folder / MANIFEST, manifest.model_copy(update={"sha256": hashes}).model_dump_json(indent=2) + "\n")
+    seal(folder, manifest, (*HASHED, REFERENCE))
 
 
 def _write_reference(
@@ -131,7 +133,7 @@ def _write_reference(
     The file rounds, and all users of the bundle must see the same values.
     """
     checkpoint = options.checkpoint or run.checkpoint
-    if run.reference.is_file() and Reference.read(run.reference).checkpoint == checkpoint_id(checkpoint):
+    if _is_current(run.reference, checkpoint):
         shutil.copyfile(run.reference, target)
     else:
         data, paths = setup.config.data, setup.manifest.unlabelled
@@ -139,28 +141,61 @@ def _write_reference(
         outputs = run_model(state.model, paths, data.preprocess, workers=data.workers, track=progress.track, what=what)
         check_finite(outputs.embedding, outputs.confidences)
         open_world = setup.config.model.heads == "open_world"
-        reference = to_reference(outputs, setup.manifest, checkpoint=checkpoint, clusters_are_classes=open_world)
+        labelled = embed_labelled(
+            state.model, setup.manifest, data.preprocess, workers=data.workers, track=progress.track
+        )
+        check_finite(labelled[0])
+        reference = to_reference(
+            outputs, labelled, setup.manifest, checkpoint=checkpoint, clusters_are_classes=open_world
+        )
         reference.write(target)
     return Reference.read(target)
+
+
+def _is_current(file: Path, checkpoint: Path) -> bool:
+    """Return whether a reference is of a checkpoint, and has all that this version writes."""
+    if not file.is_file():
+        return False
+    reference = Reference.read(file)
+    return reference.checkpoint == checkpoint_id(checkpoint) and reference.mixture() is not None
 
 
 def _write_model(
     graph: ExportGraph,
     model: Path,
     manifest: BundleManifest,
+    mixture: Mixture,
     images: Manifest,
     options: ExportOptions,
     progress: Progress,
 ) -> tuple[Verification, Agreement | None]:
-    """Write the ONNX file in the requested precision; fp32 is compared with torch, fewer bits with fp32."""
+    """Write the ONNX file in the requested precision; fp32 is compared with torch, fewer bits with fp32.
+
+    The mixture of classes is added last, so that it is computed in fp32.
+    """
     facts = {key: getattr(manifest, key) for key in ("bundle_id", "dataset", "method", "precision")}
     with progress.status("converting to ONNX"):
         write_onnx(graph, model, resolution=manifest.preprocess.resolution, metadata={**facts, **manifest.versions})
     spec = manifest.preprocess
     compared = _load(_compared(images), spec, progress)
     verification = verify(graph, model, compared, max_batch=MAX_BATCH, track=progress.track)
-    if options.kind.reduce is None:
-        return verification, None
+    agreement = _reduce(graph, model, compared, images, options, spec, progress) if options.kind.reduce else None
+    write_first_generation(model, mixture)
+    verify_outside(model, mixture, compared, max_batch=MAX_BATCH, track=progress.track)
+    return verification, agreement
+
+
+def _reduce(
+    graph: ExportGraph,
+    model: Path,
+    compared: Images,
+    images: Manifest,
+    options: ExportOptions,
+    spec: PreprocessSpec,
+    progress: Progress,
+) -> Agreement:
+    """Replace a model by one of fewer bits that agrees with it."""
+    assert options.kind.reduce is not None
     calibration = _calibration(images) if options.kind.calibrated else []
     batches = _calibration_batches(calibration, spec, f"calibrating {options.precision}", progress)
     reduced = model.with_name("reduced.onnx")
@@ -177,7 +212,7 @@ def _write_model(
         track=progress.track,
     )
     reduced.replace(model)
-    return verification, agreement
+    return agreement
 
 
 def _calibration_batches(

@@ -33,6 +33,7 @@ class ExportGraph(OnnxGraph):
             "class_id": self.tells_known_from_novel,
             "is_novel": self.tells_known_from_novel,
             "fit": self.fit is not None,
+            "outside": False,  # added to the file, by `generation`
         }
         return tuple(output.name for output in OUTPUTS if not output.optional or has[output.name])
 

@@ -6,11 +6,12 @@ nodes, the graph is the one that was exported and verified.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import numpy as np
-from onnx import GraphProto, helper, numpy_helper
+from onnx import GraphProto
 
+from ncd_export.nodes import Nodes, drop_nodes, rename_tensors
 from ncd_serve.contract import OUTPUTS
 
 if TYPE_CHECKING:
@@ -31,27 +32,30 @@ def set_merges(graph: GraphProto, merged: Mapping[int, int], *, known: int) -> N
     if not merged:
         return
     answers = {output.name: output.type.tensor_type.shape for output in graph.output}
-    _rename(graph, {name: _UNMERGED_PREFIX + name for name in _CHANGED_OUTPUTS if name in answers})
-    sums = _sums(answers["probabilities"].dim[1].dim_value, merged)
-    _add(graph, "MatMul", [_UNMERGED_PREFIX + "probabilities", _store(graph, "clusters", sums)], "probabilities")
-    _add(graph, "ArgMax", ["probabilities"], "cluster_id", axis=1, keepdims=0)
-    _add(graph, "ReduceMax", ["probabilities", _store(graph, "axis", np.array([1]))], "confidence", keepdims=0)
+    rename_tensors(graph, {name: _UNMERGED_PREFIX + name for name in _CHANGED_OUTPUTS if name in answers})
+    sums, nodes = _sums(answers["probabilities"].dim[1].dim_value, merged), Nodes(graph, _NODE_PREFIX)
+    nodes.add("MatMul", [_UNMERGED_PREFIX + "probabilities", nodes.store("clusters", sums)], "probabilities")
+    nodes.add("ArgMax", ["probabilities"], "cluster_id", axis=1, keepdims=0)
+    nodes.add("ReduceMax", ["probabilities", nodes.store("axis", np.array([1]))], "confidence", keepdims=0)
     if "class_id" in answers:
-        _add_class(graph, sums, known)
+        _add_class(nodes, sums, known)
 
 
-def _add_class(graph: GraphProto, sums: NDArray[np.float32], known: int) -> None:
-    (decision,) = (node for node in graph.node if _UNMERGED_PREFIX + "class_id" in node.output)
+def _add_class(nodes: Nodes, sums: NDArray[np.float32], known: int) -> None:
+    (decision,) = (node for node in nodes.graph.node if _UNMERGED_PREFIX + "class_id" in node.output)
     if decision.op_type == "ArgMax":  # of a joint head, with probabilities of its own
         classes = np.eye(known + len(sums), dtype=np.float32)
         classes[known:, known:] = sums
         before, after = _NODE_PREFIX + "class_probabilities", _NODE_PREFIX + "merged_class_probabilities"
-        _add(graph, "Softmax", [decision.input[0]], before, axis=1)
-        _add(graph, "MatMul", [before, _store(graph, "classes", classes)], after)
-        _add(graph, "ArgMax", [after], "class_id", axis=1, keepdims=0)
+        nodes.add("Softmax", [decision.input[0]], before, axis=1)
+        nodes.add("MatMul", [before, nodes.store("classes", classes)], after)
+        nodes.add("ArgMax", [after], "class_id", axis=1, keepdims=0)
+    elif decision.op_type == "Where":  # a joint head with appended clusters: ids are decided already
+        targets = np.concatenate([np.arange(known), known + sums.argmax(1)])
+        nodes.add("Gather", [nodes.store("targets", targets), decision.output[0]], "class_id")
     else:  # in an open world the clusters are the classes
-        _add(graph, "Identity", ["cluster_id"], "class_id")
-    _add(graph, "GreaterOrEqual", ["class_id", _store(graph, "known", np.array(known))], "is_novel")
+        nodes.add("Identity", ["cluster_id"], "class_id")
+    nodes.add("GreaterOrEqual", ["class_id", nodes.store("known", np.array(known))], "is_novel")
 
 
 def _sums(clusters: int, merged: Mapping[int, int]) -> NDArray[np.float32]:
@@ -60,22 +64,5 @@ def _sums(clusters: int, merged: Mapping[int, int]) -> NDArray[np.float32]:
 
 
 def _undo(graph: GraphProto) -> None:
-    for part in (graph.node, graph.initializer):
-        while part and part[-1].name.startswith(_NODE_PREFIX):
-            part.pop()
-    _rename(graph, {_UNMERGED_PREFIX + name: name for name in _CHANGED_OUTPUTS})
-
-
-def _rename(graph: GraphProto, names: Mapping[str, str]) -> None:
-    for node in graph.node:
-        for tensors in (node.input, node.output):
-            tensors[:] = [names.get(name, name) for name in tensors]
-
-
-def _add(graph: GraphProto, kind: str, inputs: list[str], output: str, **attributes: Any) -> None:
-    graph.node.append(helper.make_node(kind, inputs, [output], name=_NODE_PREFIX + output, **attributes))
-
-
-def _store(graph: GraphProto, name: str, values: NDArray[np.generic]) -> str:
-    graph.initializer.append(numpy_helper.from_array(values, _NODE_PREFIX + name))
-    return _NODE_PREFIX + name
+    drop_nodes(graph, _NODE_PREFIX)
+    rename_tensors(graph, {_UNMERGED_PREFIX + name: name for name in _CHANGED_OUTPUTS})

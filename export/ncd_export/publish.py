@@ -15,12 +15,13 @@ from pydantic import BaseModel, ConfigDict, ValidationError
 
 from ncd_export.repository import add_version, disk_errors_as_data_errors, next_version
 from ncd_export.triton_config import Hardware
-from ncd_serve.bundle import MANIFEST, Bundle
-from ncd_serve.files import locked, no_empty_folders, swap_in
+from ncd_serve.bundle import LABELS, MANIFEST, Bundle, BundleManifest
+from ncd_serve.files import locked, no_empty_folders, sha256, swap_in, write_text
+from ncd_serve.text import labels_text
 from ncd_serve.triton.jpeg import jpeg_model_name
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Iterable, Iterator
 
 
 class Destination(BaseModel):
@@ -61,6 +62,13 @@ def publishing(out: Path, repository: Path) -> Iterator[None]:
                 if not _journal(out).exists():
                     yield
                     return
+
+
+def seal(folder: Path, manifest: BundleManifest, files: Iterable[str]) -> None:
+    """Write the labels of a prepared bundle and, last, its manifest with the hashes of its other files."""
+    write_text(folder / LABELS, labels_text(manifest.cluster_names))
+    hashes = {file: sha256(folder / file) for file in files}
+    write_text(folder / MANIFEST, manifest.model_copy(update={"sha256": hashes}).model_dump_json(indent=2) + "\n")
 
 
 def publish(staged: Path, out: Path, destination: Destination) -> Path:

@@ -11,14 +11,14 @@ from typing import TYPE_CHECKING
 import onnx
 
 from ncd_export.merge import set_merges
-from ncd_export.publish import Destination, publish, publishing
+from ncd_export.publish import Destination, publish, publishing, seal
 from ncd_export.repository import check_place, check_writable, disk_errors_as_data_errors, hardware_of
-from ncd_serve.bundle import CARD, LABELS, MANIFEST, MODEL, Bundle, BundleManifest
+from ncd_serve.bundle import CARD, MODEL, Bundle, BundleManifest
 from ncd_serve.errors import DataError
-from ncd_serve.files import sha256, staged_directory, write_text
+from ncd_serve.files import staged_directory, write_text
 from ncd_serve.naming import ClusterState, Names, Naming, apply_names, cluster_states
 from ncd_serve.runners import OnnxRunner
-from ncd_serve.text import labels_text, printable
+from ncd_serve.text import printable
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -55,7 +55,7 @@ def keep_names(old: Path, fresh: Bundle) -> bool:
     if names.checkpoint != fresh.manifest.checkpoint:
         return False
     naming = apply_names(fresh.manifest, names)
-    if named := naming.cluster_names != fresh.manifest.cluster_names:
+    if named := bool(naming.cluster_names != fresh.manifest.cluster_names or naming.corrections):
         _rewrite(fresh.folder, fresh.manifest, naming)
     return named
 
@@ -67,13 +67,11 @@ def _rewrite(folder: Path, old: BundleManifest, naming: Naming) -> None:
     }
     new = old.model_copy(update={**identity, **naming._asdict()})
     _rewrite_model(folder / MODEL, new)
-    write_text(folder / LABELS, labels_text(new.cluster_names))
     card = (folder / CARD).read_text(encoding="utf-8", errors="replace")
     for key, value in identity.items():
         card = card.replace(getattr(old, key), value)
     write_text(folder / CARD, _NAMES_SECTION.sub("", card) + _names_section(new))
-    hashes = {file: sha256(folder / file) for file in old.sha256}
-    write_text(folder / MANIFEST, new.model_copy(update={"sha256": hashes}).model_dump_json(indent=2) + "\n")
+    seal(folder, new, old.sha256)
 
 
 def _rewrite_model(path: Path, manifest: BundleManifest) -> None:

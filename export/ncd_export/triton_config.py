@@ -10,7 +10,7 @@ import onnx
 from onnx import TensorProto
 
 from ncd_serve.bundle import LABELS, Bundle
-from ncd_serve.contract import DIGEST_FACT, FACT_PREFIX, OUTPUTS, PREPROCESS_FACT, THREADS
+from ncd_serve.contract import DIGEST_FACT, FACT_PREFIX, GENERATION_FACT, OUTPUTS, PREPROCESS_FACT, THREADS
 
 Device = Literal["cpu", "cuda", "tensorrt"]
 MAX_BATCH = 64
@@ -62,6 +62,7 @@ def render_config(bundle: Bundle, *, name: str, hardware: Hardware) -> str:
     (image,) = _tensors(graph.input)
     entries = [tensor.to_pbtxt(LABELS if tensor.name in _LABELLED else None) for tensor in _tensors(graph.output)]
     facts = {PREPROCESS_FACT: bundle.manifest.preprocess.model_dump_json(), MARK: bundle.manifest.bundle_id}
+    facts[GENERATION_FACT] = str(bundle.manifest.generation)
     if bundle.digest:
         facts[DIGEST_FACT] = bundle.digest
     if device == "cpu":

@@ -19,8 +19,10 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from ncd_export.graph import ExportGraph
+    from ncd_serve.mixture import Mixture
 
 TOLERANCE = 1e-4
+_OUTSIDE_TOLERANCE = 1e-2  # of a probability that single precision computes from large squares
 BATCH_SIZES = (1, 2, 7)
 _BATCHES_PER_SIZE = 4  # for sizes below the largest
 _WITH_TOLERANCE = [output.name for output in OUTPUTS if output.compared == "measured"]
@@ -115,6 +117,19 @@ def compare_precisions(
             hint="nothing was written; use --precision fp32, or give a lower --min-agreement",
         )
     return Agreement(precision, len(images), calibrated_on, differences, equal, required)
+
+
+def verify_outside(
+    model: Path, mixture: Mixture, images: Images, *, max_batch: int, track: progress.Track = progress.silent
+) -> None:
+    """Compare the output `outside` with numpy; raise ExportMismatchError."""
+    answers = _onnx_answers(model, ("embedding", "outside"), images, batch=max_batch, track=track)
+    difference = _difference(answers["outside"], mixture.outside(answers["embedding"]))
+    if difference > _OUTSIDE_TOLERANCE:
+        raise ExportMismatchError(
+            f"the probability of being in no cluster differs by {difference:.2g} (limit: {_OUTSIDE_TOLERANCE:g})",
+            hint="nothing was written; report this as a defect, with the run's config.toml",
+        )
 
 
 @torch.inference_mode()

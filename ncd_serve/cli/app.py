@@ -20,6 +20,7 @@ from ncd_serve.cli import (
     config,
     demo,
     deploy,
+    discover,
     doctor,
     drift,
     estimate_k,
@@ -64,6 +65,8 @@ app.command()(assign.assign)
 app.command()(gallery.gallery)
 app.add_typer(name.app, name="name")
 app.command()(drift.drift)
+app.command()(discover.discover)
+app.command()(discover.history)
 app.command()(plan.plan)
 app.add_typer(deploy.app, name="deploy")
 app.command()(doctor.doctor)

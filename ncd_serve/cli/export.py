@@ -4,15 +4,19 @@ from __future__ import annotations
 
 from enum import Enum
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 from rich.markup import escape
 
+from ncd_serve.bundle import MANIFEST
 from ncd_serve.cli.console import out, progress
 from ncd_serve.cli.options import ModelName
 from ncd_serve.contract import Precision
-from ncd_serve.errors import needs_extra
+from ncd_serve.errors import UsageError, needs_extra
+
+if TYPE_CHECKING:
+    from ncd_serve.bundle import Bundle
 
 
 class ServedOn(str, Enum):
@@ -24,7 +28,7 @@ class ServedOn(str, Enum):
 
 
 def export(
-    run: Annotated[Path, typer.Argument(help="A run directory.")],
+    run: Annotated[Path, typer.Argument(help="A run directory, or a bundle to serve as it is.")],
     output: Annotated[Path | None, typer.Option("--out", help="The bundle's folder; default RUN/bundle.")] = None,
     repository: Annotated[Path, typer.Option(help="Triton model repository to add the model to.")] = Path(
         "model_repository"
@@ -50,6 +54,11 @@ def export(
     keep: Annotated[int | None, typer.Option(min=1, help="Remove all versions but the newest N.")] = None,
 ) -> None:
     """Export a run to a verified ONNX bundle and add it to a Triton model repository."""
+    if (run / MANIFEST).is_file():
+        if output or checkpoint or precision is not Precision.FP32:
+            raise UsageError("--out, --checkpoint and --precision are for runs", hint="export the run once more")
+        _publish(run, repository, model_name, device=device, cores=cores, replace=replace, keep=keep)
+        return
     with needs_extra("train,export"):
         from ncd_training.api import open_run
 
@@ -81,7 +90,26 @@ def export(
             highlight=False,
             soft_wrap=True,
         )
-    version = max((repository / model_name).glob("[0-9]*"), key=lambda folder: int(folder.name))
+    _show_place(bundle, max((repository / model_name).glob("[0-9]*"), key=lambda folder: int(folder.name)), repository)
+
+
+def _publish(
+    folder: Path, repository: Path, name: str, *, device: ServedOn, cores: int | None, replace: bool, keep: int | None
+) -> None:
+    """Add a bundle that exists to a repository, e.g. the next generation or an earlier one."""
+    from ncd_serve.bundle import Bundle
+
+    bundle = Bundle.read(folder)
+    with needs_extra("export"):
+        from ncd_export.repository import add_to_repository
+        from ncd_export.triton_config import Hardware
+    hardware = Hardware(device.value, cores)
+    version = add_to_repository(bundle, repository, name=name, hardware=hardware, replace=replace, keep=keep)
+    out.print(f"generation {bundle.manifest.generation}, {len(bundle.manifest.cluster_names)} clusters")
+    _show_place(bundle, version, repository)
+
+
+def _show_place(bundle: Bundle, version: Path, repository: Path) -> None:
     out.print(
         f"bundle: [bold]{escape(str(bundle.folder))}[/bold]\ndigest: {bundle.digest}\n"
         f"model:  [bold]{escape(str(version))}[/bold]\n"

@@ -1,4 +1,4 @@
-"""`name apply`, `name list` and `name export`."""
+"""`name apply`, `name list`, `name export` and `name carry`."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ import typer
 from rich.markup import escape
 from rich.table import Column, Table
 
-from ncd_serve.cli.console import messages, out
+from ncd_serve.cli.console import messages, out, progress
 from ncd_serve.cli.options import ModelName
 from ncd_serve.errors import UsageError, needs_extra
 
@@ -47,7 +47,7 @@ def apply(
     with messages.status("writing the named model"):
         named, version = rename_bundle(folder, wanted, repository=repository, name=model_name, keep=keep)
     about = named.manifest
-    _note_same_names(Naming(about.cluster_names, about.merged, about.junk))
+    _note_same_names(Naming(about.cluster_names, about.merged, about.junk, about.corrections))
     counts = Counter(cluster.state for cluster in cluster_states(about))
     parts = [f"{counts[state]} {state}" for state in get_args(State) if counts[state]]
     out.print(
@@ -100,6 +100,43 @@ def export(
         raise UsageError(f"{target} exists", hint="choose another --out")
     write_json(target, content)
     out.print(f"{target}\nnext: ncd-serve name apply {target}", markup=False, highlight=False, soft_wrap=True)
+
+
+@app.command()
+def carry(
+    old: Annotated[Path, typer.Argument(help="Bundle that has the names.")],
+    new: Annotated[Path, typer.Argument(help="Bundle of another model, trained later.")],
+    images: Annotated[
+        Path | None, typer.Option(help="Ask both about these images; default: compare the images of training.")
+    ] = None,
+    target: Annotated[Path, typer.Option("--out", help="The new names.json.")] = Path("carried.json"),
+) -> None:
+    """Carry names, junk marks and corrections over to a model that was trained apart, where clusters are the same."""
+    from ncd_serve.discovery.carry import carry_names
+    from ncd_serve.files import write_json
+
+    if target.exists():
+        raise UsageError(f"{target} exists", hint="choose another --out")
+    names, matches = carry_names(old, new, images=images, progress=progress)
+    table = Table(
+        "name",
+        Column("old", justify="right"),
+        Column("new", justify="right"),
+        Column("overlap", justify="right"),
+        "verdict",
+    )
+    for match in sorted(matches, key=lambda match: -match.overlap):
+        verdict = "carried" if match.carried else "[yellow]look at it[/yellow]"
+        table.add_row(escape(match.name), str(match.old), str(match.new), f"{match.overlap:.2f}", verdict)
+    out.print(table)
+    write_json(target, names.as_json())
+    carried = sum(match.carried for match in matches)
+    out.print(
+        f"{carried} of {len(matches)} names are carried over: {target}\nnext: ncd-serve name apply {target}",
+        markup=False,
+        highlight=False,
+        soft_wrap=True,
+    )
 
 
 def _in_words(cluster: ClusterState) -> str:

@@ -60,9 +60,21 @@ def train(
         bool, typer.Option("--dry-run", help="Check everything, try two steps, estimate time and memory.")
     ] = False,
     tensorboard: TensorBoard = False,
+    after: Annotated[
+        Path | None, typer.Option(help="Bundle to append new categories to; its ids and names stay. Trains nothing.")
+    ] = None,
+    add: Annotated[Path | None, typer.Option(help="With --after: new images, a folder or rows.")] = None,
+    accept: Annotated[
+        Path | None, typer.Option(help="With --after: candidates of `discover`; default: all that it finds.")
+    ] = None,
 ) -> None:
     """Train on labelled images of known classes and unlabelled ones: the dual-branch model, or a baseline."""
     options = locals()
+    if after or add or accept:
+        from ncd_serve.cli.after import train_after
+
+        train_after(options)
+        return
     with needs_extra("train"):
         import ncd_training.api as api
         from ncd_training.base.processes import Launch
@@ -75,7 +87,8 @@ def train(
             run = api.open_run(resume, progress=progress).resume()
         else:
             settings, folder = options.pop("set_"), options.pop("out_")
-            given = {name: value for name, value in options.items() if name not in ("resume", "dry_run")}
+            own = ("resume", "dry_run", "after", "add", "accept")
+            given = {name: value for name, value in options.items() if name not in own}
             if dry_run:
                 # The plan is the answer here, so it goes where answers go.
                 api.dry_run(**given, settings=settings, progress=Progress(out))

@@ -157,6 +157,7 @@ class _ServedModel:
         self._shape = (side, side, 3)
         self._room = asyncio.Semaphore(concurrency)
         self.cluster_names = [str(number) for number in range(contract.clusters)]
+        self._widths = {contract.clusters}  # numbers of clusters of the generations that were served so far
         self.close = connection.close
 
     @classmethod
@@ -184,6 +185,13 @@ class _ServedModel:
         except (ValueError, IndexError):
             raise ServerError(f"{self._connection.where} answered with invalid labels", hint=CHECK_SERVER) from None
 
+    async def _reopen(self) -> None:
+        """Read contract and names again: another generation, with more or fewer clusters, is served now."""
+        self.contract = read_contract(await self._connection.config(), self._connection.where)
+        self._widths.add(self.contract.clusters)
+        self.cluster_names += [str(number) for number in range(len(self.cluster_names), self.contract.clusters)]
+        await self._read_names()
+
     async def answer(self, images: NDArray[np.uint8]) -> Answer:
         if images.dtype != np.uint8 or images.shape[1:] != self._shape or not len(images):
             raise UsageError(
@@ -194,8 +202,10 @@ class _ServedModel:
         step = self.contract.max_batch
         parts = [images[start : start + step] for start in range(0, len(images), step)]
         answers = await asyncio.gather(*map(self._ask, parts))
-        names = [output.name for output in self.contract.outputs]
-        return Answer(**{name: np.concatenate([getattr(answer, name) for answer in answers]) for name in names})
+        names = [name for name in Answer._fields if all(getattr(answer, name) is not None for answer in answers)]
+        width = max(self._widths)  # another generation may have been published between two parts
+        shown = [answer._replace(probabilities=_widened(answer.probabilities, width)) for answer in answers]
+        return Answer(**{name: np.concatenate([getattr(answer, name) for answer in shown]) for name in names})
 
     async def _ask(self, images: NDArray[np.uint8]) -> Answer:
         outputs = self.contract.outputs
@@ -205,7 +215,14 @@ class _ServedModel:
         pairs = list(zip(outputs, arrays, strict=True))
         shaped = {output.name: array if output.shape else array.reshape(-1) for output, array in pairs}
         answer = Answer(**shaped)
+        if answer.probabilities.shape[-1:] not in {(width,) for width in self._widths}:
+            await self._reopen()
         wrong = next((output.name for output, array in pairs if array.dtype != output.numpy_dtype), None)
-        if wrong := wrong or answer.invalid(images=len(images), clusters=self.contract.clusters):
+        if wrong := wrong or answer.invalid(images=len(images), widths=self._widths):
             raise ServerError(f"{self._connection.where} answered with an invalid {wrong}", hint=CHECK_SERVER)
         return answer
+
+
+def _widened(probabilities: NDArray[np.float32], clusters: int) -> NDArray[np.float32]:
+    """Return probabilities with columns of zeros up to the number of clusters."""
+    return np.pad(probabilities, ((0, 0), (0, clusters - probabilities.shape[1])))

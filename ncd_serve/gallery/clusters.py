@@ -77,9 +77,9 @@ def _arrange(rows: Ids, central: Floats, confidences: Floats) -> tuple[list[int]
 
 
 def _centres(shown: Collection) -> Floats | None:
-    """Return the mean directions of all clusters [C, d]; zeros for a cluster without images."""
-    if shown.embeddings is None:
-        return None
+    """Return the mean directions of all clusters [C, d], in training if known; zeros for a cluster without images."""
+    if shown.embeddings is None or shown.centres is not None:
+        return shown.centres
     sums = np.zeros((len(shown.counts), shown.embeddings.shape[1]), np.float32)
     np.add.at(sums, shown.cluster_ids, directions(shown.embeddings))
     return directions(sums)

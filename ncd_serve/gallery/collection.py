@@ -47,6 +47,7 @@ class Collection:
     counts: Ids  # [C]
     fits: Ids | None = None  # [N] numbers into `fit.FITS`
     embeddings: Floats | None = None  # [N, d]
+    centres: Floats | None = None  # [C, d] mean directions of the clusters in training; None: those of these images
     background: Floats | None = None  # [B, d] embeddings of training images, that new ones are seen among
     rivals: Ids | None = None  # [N] the second likeliest clusters, -1 where there is none
     known_ids: dict[int, Ids] = field(default_factory=dict)  # by cluster: the known classes that its images resemble

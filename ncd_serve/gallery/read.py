@@ -188,15 +188,16 @@ def _with_model(shown: Collection, bundle: Bundle, progress: Progress) -> Collec
             f"not {reference.embeddings.shape[1]}",
             hint="export the run again: ncd-serve export RUN",
         )
-    ids, confidences = shown.cluster_ids[kept], shown.confidences[kept]
+    ids, confidences, limits = shown.cluster_ids[kept], shown.confidences[kept], reference.limits()
     return replace(
         shown,
         paths=[shown.paths[row] for row in kept],
         files=[shown.files[row] for row in kept],
         cluster_ids=ids,
         confidences=confidences,
-        fits=reference.limits().judge(embeddings, ids, confidences) if shown.fits is None else shown.fits[kept],
+        fits=limits.judge(embeddings, ids, confidences) if shown.fits is None else shown.fits[kept],
         embeddings=embeddings,
+        centres=limits.centres,
         background=reference.embeddings[:: -(-len(reference.embeddings) // _MAX_BACKGROUND_IMAGES)],
         rivals=None,
         known_ids=_by_cluster(reference),

@@ -111,6 +111,7 @@ def _rows(part: list[_Loading], *, runner: Runner, top_k: int, min_confidence: f
     ]
 
 
-def _each(answer: Answer) -> Iterator[tuple[NDArray[np.float32], Fit | None]]:
+def _each(answer: Answer) -> Iterator[tuple[NDArray[np.float32], Fit | None, float | None]]:
     fits = repeat(None) if answer.fit is None else map(FITS.__getitem__, answer.fit)
-    return zip(answer.probabilities, fits, strict=False)
+    outside = repeat(None) if answer.outside is None else map(float, answer.outside)
+    return zip(answer.probabilities, fits, outside, strict=False)

@@ -145,14 +145,20 @@ def _write_parquet(records: Iterator[Record], target: Path) -> None:
     import pyarrow.parquet as pq
 
     candidate = pa.struct([("cluster_id", pa.int64()), ("cluster_name", pa.string()), ("probability", pa.float64())])
-    kinds = {"cluster_id": pa.int64(), "confidence": pa.float64(), "margin": pa.float64(), "top_k": pa.list_(candidate)}
+    kinds = {
+        "cluster_id": pa.int64(),
+        "confidence": pa.float64(),
+        "margin": pa.float64(),
+        "outside": pa.float64(),
+        "top_k": pa.list_(candidate),
+    }
     schema = pa.schema([(name, kinds.get(name, pa.string())) for name in COLUMNS])
     with pq.ParquetWriter(target, schema) as writer:
         while group := list(islice(records, _ROW_GROUP)):
             writer.write_table(pa.Table.from_pylist(group, schema))
 
 
-_NUMBERS = {"cluster_id": int, "confidence": float, "margin": float}
+_NUMBERS = {"cluster_id": int, "confidence": float, "margin": float, "outside": float}
 _HINT = "give a file that `ncd-serve query --out` or `ncd-serve assign --out` wrote"
 
 
@@ -205,7 +211,7 @@ def _check(row: Prediction) -> None:
     if row.fit not in (None, *FITS):
         raise ValueError(f"its fit is '{row.fit}', not {', '.join(FITS[:-1])} or {FITS[-1]}")
     probabilities = [("probability", candidate.probability) for candidate in row.top_k]
-    for what, value in (("confidence", row.confidence), ("margin", row.margin), *probabilities):
+    for what, value in (*((name, getattr(row, name)) for name in ("confidence", "margin", "outside")), *probabilities):
         if value is not None and not (isinstance(value, (int, float)) and math.isfinite(value)):
             raise ValueError(f"its {what} is {value!r}")
     for number in (row.cluster_id, *(candidate.cluster_id for candidate in row.top_k)):

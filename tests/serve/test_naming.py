@@ -64,7 +64,7 @@ def test_an_entry_replaces_what_was_said_and_others_stay() -> None:
 def test_the_known_classes_of_an_open_world_keep_their_names() -> None:
     before = manifest(2, open_world=True)
     naming = named(before, {2: {"merge_into": 0}, 3: {"name": "gull"}, 0: {}, 1: {"name": "wren"}})
-    assert naming == Naming(["owl", "wren", "owl", "gull"], {2: 0}, [])
+    assert naming == Naming(["owl", "wren", "owl", "gull"], {2: 0}, [], {})
     assert after(after(before, {3: {"name": "gull"}}), {3: {}}).cluster_names[3] == "cluster-1"
     for entry in ({"name": "gull"}, {"merge_into": 2}, {"junk": True}):
         with pytest.raises(DataError, match="cluster 0 is the known class 'owl'"):
@@ -94,7 +94,7 @@ def test_exported_names_restore_what_was_there(tmp_path: Path) -> None:
     assert (content["checkpoint"], content["bundle"]) == (CHECKPOINT, str(tmp_path))
     (tmp_path / "names.json").write_text(json.dumps(content))
     elsewhere = after(manifest(), {3: {"name": "crow"}, 0: {"junk": True}, 5: {"merge_into": 4}})
-    assert Naming(wanted.cluster_names, wanted.merged, wanted.junk) == apply_names(
+    assert Naming(wanted.cluster_names, wanted.merged, wanted.junk, {}) == apply_names(
         elsewhere, Names.read(tmp_path / "names.json")
     )
 

@@ -16,6 +16,7 @@ from ncd_serve.progress import Track
 from ncd_training.model.branches import BranchOutput, DualBranchModel
 
 Ids = NDArray[np.int64]
+Floats = NDArray[np.float32]
 # Observer of the outputs of all branches for each batch, e.g. `pair_quality.PairProbe`.
 See = Callable[[list[BranchOutput]], None]
 

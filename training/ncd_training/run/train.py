@@ -25,7 +25,7 @@ from ncd_training.pretext import Stages
 from ncd_training.run.monitor import Monitor
 from ncd_training.run.plan import announce_cost, device_name, expected_cost, measure_step, plan_lines
 from ncd_training.run.step import TrainState, build_state, load_state, train_epoch
-from ncd_training.score.reference import to_reference
+from ncd_training.score.reference import embed_labelled, to_reference
 from ncd_training.summary.live import EpochDisplay, RunLog, tensorboard
 from ncd_training.summary.page import write_report
 from ncd_training.summary.plots import CurvePlots, draw_curves
@@ -82,7 +82,11 @@ def evaluate(setup: Setup, state: TrainState, run: RunDir, *, progress: Progress
     monitor = Monitor(setup, run.plots, progress)
     summary, outputs = monitor.at_the_end(state, run.read_summary())
     open_world = setup.config.model.heads == "open_world"
-    reference = to_reference(outputs, setup.manifest, checkpoint=run.checkpoint, clusters_are_classes=open_world)
+    data, track = setup.config.data, progress.track
+    labelled = embed_labelled(state.model, setup.manifest, data.preprocess, workers=data.workers, track=track)
+    reference = to_reference(
+        outputs, labelled, setup.manifest, checkpoint=run.checkpoint, clusters_are_classes=open_world
+    )
     reference.write(run.reference)
     run.write_summary(summary)
     write_report(setup, run, epoch=state.epoch, scored=True)

@@ -4,33 +4,56 @@ from __future__ import annotations
 
 import os
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import numpy as np
 
 from ncd_serve.files import sha256
+from ncd_serve.mixture import fit_mixture
 from ncd_serve.reference import Reference
+from ncd_training.model.predict import run_model
 from ncd_training.score.metrics import matched_clusters
 
 if TYPE_CHECKING:
+    from ncd_serve.preprocess import PreprocessSpec
+    from ncd_serve.progress import Track
     from ncd_training.data.manifest import Manifest
-    from ncd_training.model.predict import Ids, Outputs
+    from ncd_training.model.branches import DualBranchModel
+    from ncd_training.model.predict import Floats, Ids, Outputs
 
 _ID_DIGITS = 12  # of the SHA-256 hash of a checkpoint
+_MAX_LABELLED_IMAGES = 4000  # enough for means and covariance of the known classes
+
+
+def embed_labelled(
+    model: DualBranchModel, manifest: Manifest, spec: PreprocessSpec, *, workers: int, track: Track
+) -> tuple[Floats, Ids]:
+    """Return embeddings and classes of labelled images, of an even sample if there are many."""
+    some = manifest.labelled[:: -(-len(manifest.labelled) // _MAX_LABELLED_IMAGES)]
+    what = "evaluating labelled images"
+    outputs = run_model(model, [path for path, _ in some], spec, workers=workers, track=track, what=what)
+    return outputs.embedding, np.array([label for _, label in some])
 
 
 def to_reference(
-    outputs: Outputs, manifest: Manifest, *, checkpoint: Path, clusters_are_classes: bool = False
+    outputs: Outputs,
+    labelled: tuple[Floats, Ids],
+    manifest: Manifest,
+    *,
+    checkpoint: Path,
+    clusters_are_classes: bool = False,
 ) -> Reference:
     """Return the outputs for the unlabelled images of the state in `checkpoint`, as a run and a bundle keep them.
 
-    `clusters_are_classes`: the first clusters are the known classes (an open-world head).
+    With embeddings and classes of labelled images, all classes become a mixture. `clusters_are_classes`: the first
+    clusters are the known classes (an open-world head).
     """
     files = [path.absolute() for path in manifest.unlabelled]
     root = Path(os.path.commonpath([file.parent for file in files]))
     names = dict(enumerate(manifest.novel_names))
-    return Reference(
+    reference = Reference(
         checkpoint=checkpoint_id(checkpoint),
         root=root,
         paths=[str(file.relative_to(root)) for file in files],
@@ -44,6 +67,14 @@ def to_reference(
         truth=[names.get(number, str(number)) for number in manifest.truth or ()],
         matched=class_of_clusters(outputs.cluster_ids, manifest.truth or (), names, clusters=outputs.clusters),
     ).sampled()
+    embeddings = np.concatenate([labelled[0], reference.embeddings])
+    classes = np.concatenate([labelled[1], reference.first_cluster + reference.cluster_ids])
+    number = reference.first_cluster + reference.clusters
+    if not np.isfinite(embeddings).all():  # a diverged run, which export refuses
+        return reference
+    mixture = fit_mixture(embeddings, classes, number=number, first_cluster=reference.first_cluster)
+    places = mixture.project(labelled[0]).astype(np.float32)
+    return replace(reference.with_mixture(mixture), known_places=places, known_place_ids=labelled[1])
 
 
 def class_of_clusters(ids: Ids, truth: Sequence[int], names: Mapping[int, str], *, clusters: int) -> list[str]:

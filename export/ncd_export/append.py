@@ -1,0 +1,240 @@
+"""Next generation of a bundle: clusters are appended, and nothing else changes. Needs no torch and no old image."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import uuid
+from collections import defaultdict
+from dataclasses import dataclass, replace
+from datetime import datetime, timezone
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import onnx
+
+from ncd_export.generation import append_clusters
+from ncd_export.merge import set_merges
+from ncd_export.publish import seal
+from ncd_export.repository import check_writable, disk_errors_as_data_errors
+from ncd_serve.bundle import MODEL, Ancestor, Bundle, BundleManifest, Change
+from ncd_serve.discovery.find import Batch, Candidate, Candidates, discover, embedded, mixture_of, read_batch
+from ncd_serve.errors import DataError, ExportMismatchError, UsageError
+from ncd_serve.files import staged_directory, swap_in
+from ncd_serve.mixture import grow
+from ncd_serve.onnx_file import check_self_contained
+from ncd_serve.preprocess import load_array
+from ncd_serve.reference import REFERENCE, Reference
+from ncd_serve.runners import open_session
+from ncd_serve.text import check_name
+
+if TYPE_CHECKING:
+    from numpy.typing import NDArray
+
+    from ncd_serve.mixture import Mixture
+    from ncd_serve.progress import Progress
+
+    Floats = NDArray[np.floating[Any]]
+    Ids = NDArray[np.integer[Any]]
+
+_SPLIT_SHARE = 0.1  # a cluster that loses more of its images to new ones was split
+_MAX_COMPARED = 64
+
+
+@dataclass(frozen=True)
+class _NewCluster:
+    name: str | None
+    paths: list[str]
+    embeddings: Floats  # [n, d]
+
+
+def append_generation(
+    after: str | Path, add: str | Path, *, accept: str | Path | None = None, out: str | Path, progress: Progress
+) -> Bundle:
+    """Write the next generation of the bundle `after` to `out`, with a cluster more for each candidate.
+
+    Without a file of candidates, those that `discover` finds in the images `add` are accepted. Classes of their own
+    that corrections of single images name become clusters, too.
+    """
+    bundle, out = Bundle.read(after), Path(out)
+    _check_place(bundle, out)
+    reference, mixture = mixture_of(bundle)
+    chosen = Candidates.read(accept) if accept else None
+    if chosen is not None:
+        chosen.check(bundle)
+    batch = read_batch(add, bundle, progress=progress)
+    chosen = chosen or discover(batch, bundle, progress=progress).candidates
+    new = _new_clusters(bundle, reference, [*chosen.candidates, *_corrected(bundle)], progress)
+    taken = {path for cluster in new for path in cluster.paths}
+    others = mixture.project(batch.embeddings[[path not in taken for path in batch.paths]])
+    grown = grow(mixture, [mixture.project(cluster.embeddings) for cluster in new], others)
+    with disk_errors_as_data_errors(out), staged_directory(out) as folder:
+        shutil.copytree(bundle.folder, folder, dirs_exist_ok=True)
+        fresh = _reference(reference.with_mixture(grown), grown, new)
+        fresh.write(folder / REFERENCE)
+        fresh = Reference.read(folder / REFERENCE)  # the file rounds, and all users must see the same values
+        _rewrite_model(folder / MODEL, bundle, fresh, added=len(new))
+        _verify(bundle, folder / MODEL, batch)
+        changes = _changes(reference, grown, batch, added=len(new))
+        seal(folder, _manifest(bundle, new, changes), bundle.manifest.sha256)
+        swap_in(folder, out)
+    return Bundle.read(out)
+
+
+def next_folder(after: Path) -> Path:
+    """Return the default folder of the next generation: beside the bundle, with the number of the generation."""
+    bundle = Bundle.read(after)
+    folder, generation = bundle.folder.absolute(), bundle.manifest.generation
+    return Path(os.path.relpath(folder.with_name(f"{folder.name.removesuffix(f'-{generation}')}-{generation + 1}")))
+
+
+def _check_place(bundle: Bundle, out: Path) -> None:
+    if out.exists():
+        raise UsageError(f"{out} exists", hint="choose another --out; a generation never replaces an earlier one")
+    check_writable(out.absolute().parent)
+
+
+def _corrected(bundle: Bundle) -> list[Candidate]:
+    """Return the classes that corrections of single images name and no cluster has yet, with at least two images."""
+    files = defaultdict[str, list[str]](list)
+    for path, entry in bundle.manifest.corrections.items():
+        if entry.class_name is not None and entry.class_name not in bundle.manifest.cluster_names:
+            files[entry.class_name].append(path)
+    return [Candidate(images=paths, name=name) for name, paths in files.items() if len(paths) > 1]
+
+
+def _new_clusters(
+    bundle: Bundle, reference: Reference, candidates: list[Candidate], progress: Progress
+) -> list[_NewCluster]:
+    if not candidates:
+        raise DataError(
+            "no new category was found: there is nothing to append",
+            hint=f"ncd-serve discover NEW --bundle {bundle.folder} shows what the images are like",
+        )
+    taken: dict[str, int] = {}
+    new = []
+    for number, candidate in enumerate(candidates):
+        for path in candidate.images:
+            if taken.setdefault(path, number) != number:
+                raise DataError(f"{path} is in two candidates", hint="leave it in one of them")
+        found = embedded([Path(path) for path in candidate.images], bundle, progress=progress)
+        if found.unreadable:
+            path, reason = found.unreadable[0]
+            raise DataError(f"{path}: {reason}", hint="restore the image, or remove it from the candidates")
+        name = check_name(candidate.name) if candidate.name else None
+        if name in bundle.manifest.cluster_names:
+            raise DataError(
+                f"a cluster is called '{name}' already",
+                hint="give the candidate another name; clusters can be merged later",
+            )
+        new.append(_NewCluster(name, found.paths, found.embeddings))
+    if reference.embeddings.shape[1] != new[0].embeddings.shape[1]:
+        raise DataError(f"{bundle.folder} has a reference of another model", hint="ncd-serve export RUN once more")
+    return new
+
+
+def _reference(reference: Reference, grown: Mixture, new: list[_NewCluster]) -> Reference:
+    """Return the reference with the images of new clusters; old ones stay as they are."""
+    embeddings = np.concatenate([cluster.embeddings for cluster in new]).astype(np.float32)
+    ids = reference.clusters + np.repeat(np.arange(len(new)), [len(cluster.paths) for cluster in new])
+    joint = grown.log_joint(grown.project(embeddings))[:, grown.first_cluster :]
+    shares = np.exp(joint - joint.max(1, keepdims=True))
+    confidences = shares[np.arange(len(ids)), ids] / shares.sum(1)
+    files = [*reference.files(), *(Path(path) for cluster in new for path in cluster.paths)]
+    root = Path(os.path.commonpath([file.parent for file in files]))
+    known = grown.log_joint(grown.project(embeddings))[:, : max(grown.first_cluster, 1)].argmax(1)
+    return replace(
+        reference,
+        root=root,
+        paths=[str(file.relative_to(root)) for file in files],
+        cluster_ids=np.concatenate([reference.cluster_ids, ids]),
+        confidences=np.concatenate([reference.confidences, confidences.astype(np.float32)]),
+        embeddings=np.concatenate([reference.embeddings, embeddings]),
+        known_ids=np.concatenate([reference.known_ids, known]),
+        counts=np.concatenate([reference.counts, [len(cluster.paths) for cluster in new]]),
+        truth=[],
+        matched=[],
+    )
+
+
+def _rewrite_model(path: Path, bundle: Bundle, fresh: Reference, *, added: int) -> None:
+    check_self_contained(path)
+    model, about, mixture = onnx.load(path), bundle.manifest, fresh.mixture()
+    assert mixture is not None
+    known = len(about.known_classes)
+    set_merges(model.graph, {}, known=known)
+    generation = about.generation + 1
+    append_clusters(model.graph, mixture, fresh.limits(), added=added, known=known, generation=generation)
+    set_merges(model.graph, about.merged, known=known)
+    onnx.checker.check_model(model, full_check=True)
+    onnx.save(model, path)
+
+
+def _verify(bundle: Bundle, model: Path, batch: Batch) -> None:
+    """Raise ExportMismatchError unless images that go to no new cluster are answered bit for bit as before."""
+    files = batch.paths[:: -(-len(batch.paths) // _MAX_COMPARED)]
+    images = np.stack([load_array(Path(file), bundle.manifest.preprocess) for file in files])
+    names = ["probabilities", "cluster_id", "confidence"]
+    before, after = (open_session(path).run(names, {"image": images}) for path in (bundle.model_path, model))
+    old = before[0].shape[1]
+    stay = after[1].astype(np.int64) < old
+    same = (before[0] == after[0][:, :old]).all(1) & (before[1] == after[1]) & (before[2] == after[2])
+    if not same[stay].all():
+        raise ExportMismatchError(
+            f"{(~same[stay]).sum()} of {stay.sum()} images are answered otherwise than before",
+            hint="nothing was written; report this as a defect",
+        )
+
+
+def _changes(reference: Reference, grown: Mixture, batch: Batch, *, added: int) -> list[Change]:
+    """Return the change of every cluster, by id: images that it had, was given, and lost to new clusters."""
+    clusters = reference.clusters + added
+    given = _likeliest(grown, grown.project(batch.embeddings))
+    now = _likeliest(grown, grown.project(reference.embeddings))
+    left = now >= reference.clusters
+    changes = []
+    for number in range(clusters):
+        gain = int((given == number).sum())
+        if number >= reference.clusters:
+            changes.append(
+                Change(cluster_id=number, kind="new", images=0, added=gain, moved=int((now == number).sum()))
+            )
+            continue
+        lost = int((left & (reference.cluster_ids == number)).sum())
+        sampled = max(int((reference.cluster_ids == number).sum()), 1)
+        kind = "split" if lost > _SPLIT_SHARE * sampled else "grown" if gain else "kept"
+        images = int(reference.counts[number])
+        changes.append(Change(cluster_id=number, kind=kind, images=images, added=gain, moved=lost))
+    return changes
+
+
+def _likeliest(mixture: Mixture, places: Floats) -> Ids:
+    """Return the likeliest cluster of each image; -1 where a known class is likelier."""
+    best: Ids = mixture.log_joint(places).argmax(1) - mixture.first_cluster
+    return np.maximum(best, -1)
+
+
+def _manifest(bundle: Bundle, new: list[_NewCluster], changes: list[Change]) -> BundleManifest:
+    about = bundle.manifest
+    first = len(about.cluster_names) - (len(about.known_classes) if about.open_world else 0)
+    parent = Ancestor(
+        generation=about.generation,
+        bundle_id=about.bundle_id,
+        digest=bundle.digest,
+        folder=str(bundle.folder.absolute()),
+        created=about.created,
+        clusters=len(about.cluster_names),
+    )
+    names = [cluster.name or f"cluster-{first + number}" for number, cluster in enumerate(new)]
+    return about.model_copy(
+        update={
+            "schema_version": BundleManifest.model_fields["schema_version"].default,
+            "bundle_id": uuid.uuid4().hex[:12],
+            "created": datetime.now(timezone.utc).isoformat(timespec="seconds"),
+            "cluster_names": [*about.cluster_names, *names],
+            "generation": about.generation + 1,
+            "ancestors": [*about.ancestors, parent],
+            "changes": changes,
+        }
+    )

@@ -1,0 +1,133 @@
+"""Names that go from one model to another that was trained apart, by images that both have seen."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import numpy as np
+
+from ncd_serve.bundle import Bundle, Correction
+from ncd_serve.errors import DataError, UsageError
+from ncd_serve.inputs.images import find_images
+from ncd_serve.naming import ClusterEntry, Names, cluster_states, known_clusters
+from ncd_serve.progress import SILENT, Progress
+from ncd_serve.rows.assignment import assign_images
+from ncd_serve.runners import OnnxRunner
+
+if TYPE_CHECKING:
+    from numpy.typing import NDArray
+
+    Ids = NDArray[np.integer[Any]]
+
+MIN_OVERLAP = 0.5  # above it, a cluster can have one partner only
+_MIN_IMAGES = 20
+
+
+class Match(NamedTuple):
+    """Cluster of the old model, with the cluster of the new one that shares most images with it."""
+
+    old: int
+    name: str
+    new: int
+    overlap: float  # images that both have, of those that either has (intersection over union)
+    images: int  # of the old cluster, among the shared ones
+
+    @property
+    def carried(self) -> bool:
+        """Return whether the two are the same cluster."""
+        return self.overlap > MIN_OVERLAP
+
+
+def carry_names(
+    old: str | Path, new: str | Path, *, images: str | Path | None = None, progress: Progress = SILENT
+) -> tuple[Names, list[Match]]:
+    """Return names for the new bundle, and how every named cluster of the old one was matched.
+
+    Clusters are compared on the images that both were trained on, or by asking both about the images in a folder.
+    """
+    before, after = Bundle.read(old), Bundle.read(new)
+    if before.manifest.checkpoint == after.manifest.checkpoint:
+        raise UsageError("both bundles are of the same model, whose ids stay", hint="ncd-serve name export, name apply")
+    pairs = _asked(before, after, Path(images), progress) if images else _shared(before, after)
+    overlaps = overlap(*pairs, before=len(before.manifest.cluster_names), after=len(after.manifest.cluster_names))
+    states = [state for state in cluster_states(before.manifest) if state.state in ("named", "merged", "junk")]
+    matches = [
+        Match(
+            state.cluster_id,
+            state.cluster_name,
+            int(overlaps[state.cluster_id].argmax()),
+            float(overlaps[state.cluster_id].max()),
+            int((pairs[0] == state.cluster_id).sum()),
+        )
+        for state in states
+    ]
+    return _names(before, after, {match.old: match.new for match in matches if match.carried}), matches
+
+
+def overlap(old: Ids, new: Ids, *, before: int, after: int) -> NDArray[np.float64]:
+    """Return the intersection over union of every old and every new cluster, from ids of the same images."""
+    both = np.zeros((before, after))
+    np.add.at(both, (old, new), 1)
+    union = both.sum(1)[:, None] + both.sum(0) - both
+    return both / np.maximum(union, 1)
+
+
+def _names(before: Bundle, after: Bundle, partner: dict[int, int]) -> Names:
+    fixed, clusters = known_clusters(after.manifest), {}
+    for state in cluster_states(before.manifest):
+        number = partner.get(state.cluster_id, -1)
+        if number < fixed:  # no partner, or a known class, which keeps its name
+            continue
+        if state.state == "junk":
+            clusters[number] = ClusterEntry(junk=True)
+        elif state.state == "named":
+            clusters[number] = ClusterEntry(name=state.cluster_name)
+        elif (target := partner.get(state.merged_into or 0)) is not None and target != number:
+            clusters[number] = ClusterEntry(merge_into=target)
+    corrections = {
+        path: moved
+        for path, entry in before.manifest.corrections.items()
+        if (moved := _moved(entry, partner)) is not None
+    }
+    checkpoint = after.manifest.checkpoint or None
+    return Names(checkpoint=checkpoint, bundle=after.folder.absolute(), clusters=clusters, images=corrections)
+
+
+def _moved(entry: Correction, partner: dict[int, int]) -> Correction | None:
+    """Return a correction with the new cluster's number; None if that cluster has no partner."""
+    if entry.class_name is not None:
+        return entry
+    if entry.cluster is not None:
+        return Correction(cluster=partner[entry.cluster]) if entry.cluster in partner else None
+    number = partner.get(-1 if entry.not_cluster is None else entry.not_cluster)
+    return None if number is None else Correction(not_cluster=number)
+
+
+def _shared(before: Bundle, after: Bundle) -> tuple[Ids, Ids]:
+    """Return the clusters that both models found for the images that both were trained on."""
+    one, other = (
+        dict(zip(map(str, reference.files()), reference.cluster_ids.tolist(), strict=True))
+        for reference in (before.reference(), after.reference())
+    )
+    paths = [path for path in one if path in other]
+    if len(paths) < _MIN_IMAGES:
+        raise DataError(
+            f"the two models were trained on {len(paths)} images in common, which is too few to compare",
+            hint="--images DIR asks both about the images of a folder",
+        )
+    return np.array([one[path] for path in paths]), np.array([other[path] for path in paths])
+
+
+def _asked(before: Bundle, after: Bundle, images: Path, progress: Progress) -> tuple[Ids, Ids]:
+    """Return the clusters that both models put the images of a folder into."""
+    files = find_images([images])
+    answers = []
+    for bundle in (before, after):
+        rows = progress.track(assign_images(files, OnnxRunner(bundle)), f"asking {bundle.folder}", len(files))
+        answers.append([row.cluster_id for row in rows])
+    both = [pair for pair in zip(*answers, strict=True) if None not in pair]
+    if len(both) < _MIN_IMAGES:
+        raise DataError(f"{len(both)} readable images are too few to compare", hint=f"give at least {_MIN_IMAGES}")
+    old, new = np.array(both, np.int64).T
+    return old, new

@@ -1,0 +1,189 @@
+"""Candidates for new categories in a batch of images, beside the images that a bundle's clusters were found in."""
+
+from __future__ import annotations
+
+from collections import Counter
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import numpy as np
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
+
+from ncd_serve.bundle import Bundle, Name
+from ncd_serve.discovery.groups import Group, find_groups, join_groups
+from ncd_serve.errors import DataError
+from ncd_serve.gallery.embed import embed
+from ncd_serve.inputs.images import find_images
+from ncd_serve.progress import SILENT, Progress
+from ncd_serve.rows.tables import FORMATS, read_rows
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from numpy.typing import NDArray
+
+    from ncd_serve.mixture import Mixture
+    from ncd_serve.reference import Reference
+
+    Floats = NDArray[np.floating[Any]]
+
+MIN_IMAGES = 20  # of a batch
+MIN_STRENGTH = 0.95  # of a candidate
+MIN_GROUP_STRENGTH = 0.5  # of groups that may be parts of one candidate
+_MAX_IMAGES = 10_000  # of a batch; more are an even sample
+_OUTSIDE = 0.5
+
+
+class _Strict(BaseModel):
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+
+class Candidate(_Strict):
+    """Images that are probably of one new category."""
+
+    images: Annotated[list[str], Field(min_length=2)]  # paths, the most central first
+    name: Name | None = None  # a person may give one
+    strength: float = Field(1.0, ge=0, le=1)  # probability that they are of no class of the model
+    purity: float = Field(1.0, ge=0, le=1)  # share of them that images of training do not explain
+    evidence: float = 0.0  # mean log ratio of their density in the group to that in all classes
+    nearest: str = ""  # cluster or known class whose mean is nearest
+
+
+class Candidates(_Strict):
+    """Content of candidates.json. A person may remove entries, remove images and give names."""
+
+    checkpoint: str  # of the model that was asked
+    generation: int
+    candidates: list[Candidate]
+
+    @classmethod
+    def read(cls, path: str | Path) -> Candidates:
+        """Read the file; raise DataError with the reason if it is invalid."""
+        try:
+            return cls.model_validate_json(Path(path).read_bytes())
+        except OSError as error:
+            raise DataError(f"cannot read {path}: {error.strerror}", hint="check the path") from None
+        except ValidationError as error:
+            first = error.errors()[0]
+            where = ".".join(str(part) for part in first["loc"])
+            raise DataError(f"{path}: {where}: {first['msg']}", hint="ncd-serve discover writes such files") from None
+
+    def check(self, bundle: Bundle) -> None:
+        """Raise DataError if another model, or another generation of it, was asked."""
+        about = bundle.manifest
+        if (self.checkpoint, self.generation) != (about.checkpoint, about.generation):
+            raise DataError(
+                f"these candidates are of generation {self.generation} of model {self.checkpoint}, "
+                f"the bundle is generation {about.generation} of model {about.checkpoint}",
+                hint=f"ncd-serve discover NEW --bundle {bundle.folder} looks at them with this one",
+            )
+
+
+@dataclass(frozen=True)
+class Batch:
+    """New images with their embeddings by a bundle's model."""
+
+    paths: list[str]
+    embeddings: Floats  # [N, d]
+    unreadable: list[tuple[str, str]]  # paths, with the reason
+
+
+@dataclass(frozen=True)
+class Discovery:
+    """What was found in a batch."""
+
+    images: int
+    unreadable: int
+    candidates: Candidates
+    outside: int  # images that are probably in none of the clusters
+    known: dict[str, int]  # images that are likeliest of a known class, the most frequent first
+
+
+def discover(
+    images: str | Path | Batch,
+    bundle: Bundle | str | Path,
+    *,
+    min_strength: float = MIN_STRENGTH,
+    progress: Progress = SILENT,
+) -> Discovery:
+    """Look for new categories in a folder of images, or in the images of rows that `query` or `assign` wrote."""
+    bundle = bundle if isinstance(bundle, Bundle) else Bundle.read(bundle)
+    reference, mixture = mixture_of(bundle)
+    batch = images if isinstance(images, Batch) else read_batch(images, bundle, progress=progress)
+    if len(batch.paths) < MIN_IMAGES:
+        raise DataError(
+            f"{len(batch.paths)} readable images are too few to look for categories", hint=f"give at least {MIN_IMAGES}"
+        )
+    with progress.status("looking for new categories"):
+        places, (training, classes) = mixture.project(batch.embeddings), reference.places()
+        groups = find_groups(mixture, places, training, min_strength=MIN_GROUP_STRENGTH)
+        found = [group for group in join_groups(groups, places, training, classes) if group.strength >= min_strength]
+    names = [*reference.known_classes[: reference.first_cluster], *bundle.manifest.cluster_names]
+    grouped = {int(row) for group in found for row in group.rows}
+    likeliest = mixture.log_joint(places).argmax(1).tolist()
+    others = [number for row, number in enumerate(likeliest) if row not in grouped]
+    known = Counter(names[number] for number in others if number < reference.first_cluster)
+    about = bundle.manifest
+    ordered = sorted(found, key=lambda group: -len(group.rows))
+    proposed = [_candidate(group, batch.paths, names) for group in ordered]
+    return Discovery(
+        images=len(batch.paths),
+        unreadable=len(batch.unreadable),
+        candidates=Candidates(checkpoint=about.checkpoint, generation=about.generation, candidates=proposed),
+        outside=int((mixture.outside(batch.embeddings) > _OUTSIDE).sum()),
+        known=dict(known.most_common()),
+    )
+
+
+def mixture_of(bundle: Bundle) -> tuple[Reference, Mixture]:
+    """Return reference and mixture of a bundle; DataError if an older version made it."""
+    reference = bundle.reference()
+    mixture = reference.mixture()
+    if mixture is None:
+        raise DataError(f"{bundle.folder} was exported by an older version", hint="ncd-serve export RUN once more")
+    return reference, mixture
+
+
+def read_batch(images: str | Path, bundle: Bundle, *, progress: Progress = SILENT) -> Batch:
+    """Embed the images of a folder or of rows, copies of an image once; an even sample of very many."""
+    files = _files(Path(images))
+    batch = embedded(files[:: -(-len(files) // _MAX_IMAGES)], bundle, progress=progress)
+    _, first = np.unique(batch.embeddings, axis=0, return_index=True)
+    rows = np.sort(first)
+    return Batch([batch.paths[row] for row in rows], batch.embeddings[rows], batch.unreadable)
+
+
+def embedded(files: Sequence[Path], bundle: Bundle, *, progress: Progress = SILENT) -> Batch:
+    """Embed image files; those that cannot be read are set aside."""
+    answers = embed(bundle, files, progress=progress)
+    paths, vectors, bad = list[str](), list["Floats"](), list[tuple[str, str]]()
+    for file, answer in zip(files, answers, strict=True):
+        if isinstance(answer, str):
+            bad.append((str(file), answer))
+        else:
+            paths.append(str(file.absolute()))
+            vectors.append(answer)
+    if not paths:
+        raise DataError(f"none of the {len(files)} images can be read: {bad[0][1]}", hint="check the images")
+    return Batch(paths, np.stack(vectors), bad)
+
+
+def _files(images: Path) -> list[Path]:
+    if images.suffix in FORMATS and images.is_file():
+        found = [Path(row.path) for row in read_rows(images) if row.status != "error"]
+    else:
+        found = find_images([images])
+    if not found:
+        raise DataError(f"no images in {images}", hint="give a folder of images, or rows of query or assign")
+    return list(dict.fromkeys(found))
+
+
+def _candidate(group: Group, paths: list[str], names: list[str]) -> Candidate:
+    return Candidate(
+        images=[paths[row] for row in group.rows],
+        strength=round(group.strength, 4),
+        purity=round(group.purity, 4),
+        evidence=round(group.evidence, 2),
+        nearest=names[group.nearest],
+    )

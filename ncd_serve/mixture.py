@@ -1,0 +1,240 @@
+"""Mixture of all classes that a model has seen, known or found, with one component more for those that it has not.
+
+Directions of embeddings are projected into a space in which classes vary equally in all dimensions (whitening by the
+covariance within classes). There each class is a Student t around its mean, with one spread and one weight of tails for
+all. Unseen classes are together one wide Student t around the mean of all classes: the base of a Dirichlet process. The
+odds that an image is in none of the clusters are calibrated on the model's own classes, each cluster left out in turn.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from math import lgamma, log
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from ncd_serve.fit import directions
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from numpy.typing import NDArray
+
+    Ids = NDArray[np.integer[Any]]
+    Floats = NDArray[np.floating[Any]]
+
+OUTSIDE_SHARE = 0.1  # images of no cluster among new ones, before an image is looked at
+_MAX_DIMS = 128
+_LEAST = -1e300  # of logarithms, so that the sum of nothing is minus infinity
+_NO_IMAGES = 1e-9  # weight of a class without images, whose logarithm is finite
+_SHRINKAGES = (0.1, 0.3, 0.5, 0.8)  # of the covariance within classes, towards a multiple of the identity
+_MOVED_SHARE = 0.01  # images of other classes that may go to new ones
+_TAILS = (2.0, 4.0, 8.0, 16.0, 32.0, 64.0, 128.0)  # degrees of freedom that are tried
+_NEWTON_STEPS = 50
+_RIDGE = 1e-6  # keeps a regression on perfectly separated values finite
+
+
+@dataclass(frozen=True)
+class Mixture:
+    """T classes in a space of m dimensions: known ones, then clusters. In an open world, clusters alone."""
+
+    projection: Floats  # [d, m]
+    offset: Floats  # [m], after the projection: the mean of the classes is at 0
+    means: Floats  # [T, m]
+    weights: Floats  # [T] images of each class
+    first_cluster: int  # number of the class that is cluster 0
+    tail: float  # degrees of freedom
+    spread: float  # variance within a class, in each dimension
+    unseen_spread: float  # the same of all unseen classes together
+    slope: float  # log odds of "in no cluster" are slope * score + intercept
+    intercept: float
+
+    @property
+    def dims(self) -> int:
+        """Dimensions of the space."""
+        return len(self.offset)
+
+    def project(self, embeddings: Floats) -> Floats:
+        """Return embeddings [N, d] in the mixture's space [N, m]."""
+        places: Floats = directions(embeddings.astype(np.float64)) @ self.projection + self.offset
+        return places
+
+    def log_joint(self, places: Floats) -> Floats:
+        """Return the log of weight times density of each class for places [N, m], up to a constant: [N, T]."""
+        return np.log(self.weights) + log_student(squared_distances(places, self.means), self.spread, self)
+
+    def log_unseen(self, places: Floats) -> Floats:
+        """Return the log density of unseen classes, up to the same constant [N]."""
+        return log_student((places**2).sum(1), self.unseen_spread, self)
+
+    def outside(self, embeddings: Floats) -> Floats:
+        """Return the probability that an image is in no cluster: of a known class, or of an unseen one [N]."""
+        places = self.project(embeddings)
+        odds = self.slope * self._score(self.log_joint(places), self.log_unseen(places)) + self.intercept
+        return 1 / (1 + np.exp(-odds))
+
+    def _score(self, joint: Floats, unseen: Floats) -> Floats:
+        """Return the log ratio of everything else to the clusters, before calibration [N]."""
+        others = np.concatenate([joint[:, : self.first_cluster], unseen[:, None]], 1)
+        return log_sum(others) - log_sum(joint[:, self.first_cluster :])
+
+
+def fit_mixture(embeddings: Floats, classes: Ids, *, number: int, first_cluster: int) -> Mixture:
+    """Return the mixture of `number` classes from embeddings [N, d] of their images."""
+    vectors = directions(embeddings.astype(np.float64))
+    raw, places, own = _fitted(vectors, classes, number, first_cluster, _best_shrinkage(vectors, classes, number))
+    slope, intercept = _calibrate(raw, places, classes, own)
+    return replace(raw, slope=slope, intercept=intercept)
+
+
+def grow(mixture: Mixture, groups: Sequence[Floats], others: Floats) -> Mixture:
+    """Return the mixture with a class more for each group of places [n, m].
+
+    A new class has so much weight that about one in a hundred of the other places [N, m], which are mostly of old
+    classes, goes to new ones, at most.
+    """
+    means = np.stack([places.mean(0) for places in groups])
+    weights = np.array([len(places) for places in groups], np.float64)
+    grown = replace(
+        mixture, means=np.concatenate([mixture.means, means]), weights=np.concatenate([mixture.weights, weights])
+    )
+    if len(others):
+        joint = grown.log_joint(others)
+        leads = np.sort(joint[:, len(mixture.means) :] - joint[:, : len(mixture.means)].max(1, keepdims=True), axis=0)
+        allowed = int(_MOVED_SHARE * len(others) / len(groups))
+        weights *= np.exp(-np.maximum(leads[-1 - allowed], 0))
+    return replace(grown, weights=np.concatenate([mixture.weights, np.maximum(weights, _NO_IMAGES)]))
+
+
+def _fitted(
+    vectors: Floats, classes: Ids, number: int, first_cluster: int, shrinkage: float
+) -> tuple[Mixture, Floats, Floats]:
+    """Return the mixture before calibration, places, and squared distances to the mean of others of the class."""
+    sizes = np.bincount(classes, minlength=number)
+    projection = _whitening(vectors, classes, number, shrinkage)
+    places = vectors @ projection
+    means = _means(places, classes, number)
+    offset = -means[sizes > 0].mean(0)
+    places, means = places + offset, np.where(sizes[:, None] > 0, means + offset, 0.0)
+    own = _without_itself(((places - means[classes]) ** 2).sum(1), sizes[classes])
+    tail, spread = _student(own, len(offset))
+    unseen_spread = spread + float((means**2).sum() / max((sizes > 0).sum(), 1)) / len(offset)
+    weights = np.maximum(sizes, _NO_IMAGES)
+    raw = Mixture(projection, offset, means, weights, first_cluster, tail, spread, unseen_spread, 1.0, 0.0)
+    return raw, places, own
+
+
+def _best_shrinkage(vectors: Floats, classes: Ids, number: int) -> float:
+    """Return the shrinkage by which a mixture of one half of the images finds the classes of the other half best."""
+    half = np.zeros(len(classes), bool)
+    for each in range(number):
+        half[np.flatnonzero(classes == each)[::2]] = True
+    if half.all():
+        return _SHRINKAGES[-1]
+    scores = []
+    for shrinkage in _SHRINKAGES:
+        mixture, _, _ = _fitted(vectors[half], classes[half], number, 0, shrinkage)
+        joint = mixture.log_joint(vectors[~half] @ mixture.projection + mixture.offset)
+        rows = np.arange(len(joint))
+        scores.append(float((joint[rows, classes[~half]] - log_sum(joint)).mean()))
+    return _SHRINKAGES[int(np.argmax(scores))]
+
+
+def log_student(squares: Floats, spread: float, mixture: Mixture) -> Floats:
+    """Return the log density of a Student t at squared distances from its mean, up to a constant of tail and dims."""
+    return _log_student(squares, spread, mixture.tail, mixture.dims)
+
+
+def _log_student(squares: Floats, spread: float, tail: float, dims: int) -> Floats:
+    density: Floats = -dims / 2 * np.log(spread) - (tail + dims) / 2 * np.log1p(squares / (tail * spread))
+    return density
+
+
+def _whitening(vectors: Floats, classes: Ids, number: int, shrinkage: float) -> Floats:
+    """Return the projection [d, m] onto the main directions, after the variation within classes is made equal."""
+    rest = vectors - _means(vectors, classes, number)[classes]
+    within = rest.T @ rest / len(rest)
+    within = (1 - shrinkage) * within + shrinkage * np.trace(within) / len(within) * np.eye(len(within))
+    values, axes = np.linalg.eigh(within)
+    white = axes / np.sqrt(np.maximum(values, 1e-12))
+    moved = vectors @ white
+    moved -= moved.mean(0)
+    _, main = np.linalg.eigh(moved.T @ moved)
+    projection: Floats = white @ main[:, ::-1][:, :_MAX_DIMS]
+    return projection
+
+
+def _means(vectors: Floats, classes: Ids, number: int) -> Floats:
+    sums = np.zeros((number, vectors.shape[1]))
+    np.add.at(sums, classes, vectors)
+    means: Floats = sums / np.maximum(np.bincount(classes, minlength=number), 1)[:, None]
+    return means
+
+
+def _without_itself(squares: Floats, sizes: Ids) -> Floats:
+    """Return squared distances of images to the mean of the other images of their class."""
+    corrected: Floats = squares * (sizes / np.maximum(sizes - 1, 1)) ** 2
+    return corrected
+
+
+def _student(squares: Floats, dims: int) -> tuple[float, float]:
+    """Return tail and spread of the likeliest Student t for squared distances from the mean."""
+    found = []
+    for tail in _TAILS:
+        spread = float(squares.mean()) / dims
+        for _ in range(_NEWTON_STEPS):
+            spread = float(((tail + dims) * squares / (tail + squares / spread)).mean()) / dims
+        constant = lgamma((tail + dims) / 2) - lgamma(tail / 2) - dims / 2 * log(tail)
+        found.append((constant + float(_log_student(squares, spread, tail, dims).mean()), tail, spread))
+    return max(found)[1:]
+
+
+def _calibrate(raw: Mixture, places: Floats, classes: Ids, own: Floats) -> tuple[float, float]:
+    """Return slope and intercept of the log odds of "in no cluster".
+
+    Inside are images of clusters; outside are those of known classes, and those of clusters that are left out. Every
+    class counts the same, and images outside as much as is expected of new ones.
+    """
+    joint, unseen = raw.log_joint(places), raw.log_unseen(places)
+    rows, clustered = np.arange(len(places)), classes >= raw.first_cluster
+    joint[rows, classes] = np.log(raw.weights[classes]) + log_student(own, raw.spread, raw)
+    scores = raw._score(joint, unseen)
+    joint[rows[clustered], classes[clustered]] = -np.inf
+    left_out = raw._score(joint[clustered], unseen[clustered])
+    each = 1 / raw.weights[classes]
+    inside, outside = each * clustered, np.concatenate([each * ~clustered, each[clustered]])
+    usable = np.isfinite(left_out)  # without other clusters there is nothing to compare with
+    outside[len(rows) :] *= usable
+    return _logistic(
+        np.concatenate([scores, scores, np.where(usable, left_out, 0.0)]),
+        np.concatenate([np.zeros(len(rows)), np.ones(len(outside))]),
+        np.concatenate([(1 - OUTSIDE_SHARE) * inside / inside.sum(), OUTSIDE_SHARE * outside / outside.sum()]),
+    )
+
+
+def _logistic(values: Floats, answers: Floats, weights: Floats) -> tuple[float, float]:
+    """Return slope and intercept of the logistic regression of answers (0 or 1) on values, by Newton's method."""
+    middle, scale = np.average(values, weights=weights), max(float(values.std()), 1e-12)
+    design = np.stack([(values - middle) / scale, np.ones_like(values)], 1)
+    found = np.zeros(2)
+    for _ in range(_NEWTON_STEPS):
+        chance = 1 / (1 + np.exp(-design @ found))
+        slope = design.T @ (weights * (answers - chance)) - _RIDGE * found
+        bend = (design * (weights * chance * (1 - chance))[:, None]).T @ design + _RIDGE * np.eye(2)
+        found += np.linalg.solve(bend, slope)
+    return float(found[0] / scale), float(found[1] - found[0] * middle / scale)
+
+
+def squared_distances(places: Floats, means: Floats) -> Floats:
+    """Return squared distances [N, T] of places [N, m] to means [T, m]."""
+    squares: Floats = (places**2).sum(1)[:, None] - 2 * places @ means.T + (means**2).sum(1)
+    return np.maximum(squares, 0)
+
+
+def log_sum(values: Floats) -> Floats:
+    """Return the log of the sum of exponentials over the last axis."""
+    most = np.maximum(values.max(-1, keepdims=True), _LEAST)
+    with np.errstate(divide="ignore"):
+        total: Floats = most[..., 0] + np.log(np.exp(values - most).sum(-1))
+    return total

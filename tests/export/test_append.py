@@ -1,0 +1,200 @@
+"""The next generation of a bundle: new clusters, and old answers bit for bit."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from ncd_export.append import append_generation, next_folder
+from ncd_export.rename import rename_bundle
+
+from ncd_serve.bundle import Bundle
+from ncd_serve.discovery.find import Candidates, discover
+from ncd_serve.discovery.history import generations
+from ncd_serve.errors import DataError, UsageError
+from ncd_serve.files import sha256
+from ncd_serve.naming import Names
+from ncd_serve.progress import SILENT
+from ncd_serve.runners import open_session
+from tests.export.folders import unchanged
+from tests.serve.patterns import CLUSTERS, KNOWN, draw, make_bundle, save
+
+NEW, NEWER = 20, 21
+NAMES = {0: {"name": "auk"}, 1: {"merge_into": 0}}
+
+
+@pytest.fixture(scope="module")
+def template(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("patterns")
+    make_bundle(folder / "bundle")
+    for kind in (0, KNOWN, KNOWN + 1, NEW):
+        save(folder / "new", kind, 25, seed=1)
+    return folder
+
+
+@pytest.fixture
+def place(template: Path, tmp_path: Path) -> Path:
+    """A bundle, a batch with a new class, and no image of training."""
+    shutil.copytree(template / "bundle", tmp_path / "bundle")
+    shutil.copytree(template / "new", tmp_path / "new")
+    return tmp_path
+
+
+def answers(bundle: Path, images: np.ndarray) -> dict[str, np.ndarray]:
+    session = open_session(bundle / "model.onnx")
+    names = [output.name for output in session.get_outputs()]
+    return dict(zip(names, session.run(names, {"image": images}), strict=True))
+
+
+def append(place: Path, out: str = "second", **options: Any) -> Bundle:
+    return append_generation(place / "bundle", place / "new", out=place / out, progress=SILENT, **options)
+
+
+def everything() -> tuple[np.ndarray, np.ndarray]:
+    kinds = [*range(KNOWN + CLUSTERS), NEW, NEWER]
+    return np.concatenate([draw(kind, 20, seed=9) for kind in kinds]), np.repeat(kinds, 20)
+
+
+def same(before: dict[str, np.ndarray], after: dict[str, np.ndarray], stay: np.ndarray) -> None:
+    """All that a model answers about images that go to no new cluster is the same; what is outside has changed."""
+    for name in ("cluster_id", "confidence", "probabilities", "embedding", "fit"):
+        now = after[name][:, : before[name].shape[1]] if name == "probabilities" else after[name]
+        assert np.array_equal(before[name][stay], now[stay]), name
+
+
+def test_new_images_get_a_new_cluster_and_all_others_the_old_answer(place: Path) -> None:
+    with unchanged(place / "bundle"):
+        second = append(place)
+    images, kinds = everything()
+    before, after = answers(place / "bundle", images), answers(place / "second", images)
+    assert set(after["cluster_id"][kinds == NEW]) == {CLUSTERS}
+    stay = after["cluster_id"] < CLUSTERS
+    assert stay[kinds != NEW].mean() > 0.95
+    same(before, after, stay)
+    assert after["probabilities"].shape[1] == CLUSTERS + 1
+    assert after["probabilities"].sum(1) == pytest.approx(1, abs=1e-5)
+    assert before["outside"][kinds == NEW].min() > 0.9 and after["outside"][kinds == NEW].max() < 0.1
+    assert after["outside"][kinds == NEWER].min() > 0.9
+    mixture, limits = second.reference().mixture(), second.reference().limits()
+    assert mixture is not None
+    np.testing.assert_allclose(after["outside"], mixture.outside(after["embedding"]), atol=1e-3)
+    judged = limits.judge(after["embedding"], after["cluster_id"], after["confidence"])
+    assert (after["fit"] == judged)[kinds == NEW].mean() > 0.9
+
+
+def test_its_facts(place: Path) -> None:
+    first, second = Bundle.read(place / "bundle"), append(place)
+    about = second.manifest
+    assert about.cluster_names == [*first.manifest.cluster_names, f"cluster-{CLUSTERS}"]
+    assert (about.generation, about.checkpoint) == (2, first.manifest.checkpoint)
+    (parent,) = about.ancestors
+    assert (parent.generation, parent.digest, parent.clusters) == (1, first.digest, CLUSTERS)
+    kinds = [change.kind for change in about.changes]
+    assert kinds == ["grown", "grown", "kept", "new"]
+    assert [change.added for change in about.changes] == [25, 25, 0, 25] and not any(c.moved for c in about.changes)
+    assert second.reference().counts.tolist()[-1] == 25
+    assert [each.generation for each in generations(place / "second")] == [1, 2]
+    shutil.rmtree(place / "bundle")
+    gone, here = generations(place / "second")
+    assert gone.folder is None and here.changes == "2 grown; 1 kept; 1 new (cluster-3)"
+
+
+def test_generations_follow_each_other(place: Path) -> None:
+    append(place)
+    save(place / "newer", NEWER, 25, seed=1)
+    save(place / "newer", NEW, 25, seed=2)
+    out = next_folder(place / "second")
+    assert out.name == "second-3"
+    third = append_generation(place / "second", place / "newer", out=place / out.name, progress=SILENT)
+    assert third.manifest.cluster_names[-2:] == ["cluster-3", "cluster-4"]
+    assert [parent.generation for parent in third.manifest.ancestors] == [1, 2]
+    images, kinds = everything()
+    before, after = answers(place / "second", images), answers(third.folder, images)
+    assert set(after["cluster_id"][kinds == NEWER]) == {CLUSTERS + 1}
+    assert set(after["cluster_id"][kinds == NEW]) == {CLUSTERS}
+    same(before, after, after["cluster_id"] <= CLUSTERS)
+
+
+def test_names_merges_and_corrections_are_taken_along(place: Path) -> None:
+    own = [str(path) for path in save(place / "own", NEWER, 5)]
+    corrections = {path: {"class": "owl"} for path in own} | {str(place / "new" / "x.png"): {"not": 1}}
+    names = Names.model_validate({"clusters": NAMES, "images": corrections})
+    rename_bundle(place / "bundle", names, repository=place / "models", name="m")
+    found = discover(place / "new", place / "bundle").candidates
+    entry = found.candidates[0].model_copy(update={"name": "gull"})
+    (place / "candidates.json").write_text(found.model_copy(update={"candidates": [entry]}).model_dump_json())
+    second = append(place, accept=place / "candidates.json")
+    assert second.manifest.cluster_names == ["auk", "auk", "cluster-2", "gull", "owl"]
+    assert second.manifest.merged == {1: 0} and len(second.manifest.corrections) == 6
+    images, kinds = everything()
+    before, after = answers(place / "bundle", images), answers(second.folder, images)
+    assert set(after["cluster_id"][kinds == NEWER]) == {CLUSTERS + 1}, "five images that a person named are a class"
+    same(before, after, after["cluster_id"] < CLUSTERS)
+    assert set(after["cluster_id"][kinds == KNOWN + 1]) == {0}, "it is merged still"
+
+
+def test_what_is_refused_changes_nothing(place: Path) -> None:
+    found = discover(place / "new", place / "bundle").candidates
+    first = found.candidates[0]
+
+    def accepted(**changed: Any) -> Path:
+        (place / "accepted.json").write_text(found.model_copy(update=changed).model_dump_json())
+        return place / "accepted.json"
+
+    half = len(first.images) // 2
+    twice = [first.model_copy(update={"images": part}) for part in (first.images[: half + 1], first.images[half:])]
+    for changed, reason in (
+        ({"checkpoint": "f" * 12}, "of model ffffffffffff"),
+        ({"generation": 2}, "of generation 2"),
+        ({"candidates": []}, "nothing to append"),
+        ({"candidates": twice}, "is in two candidates"),
+        ({"candidates": [first.model_copy(update={"name": "cluster-1"})]}, "called 'cluster-1' already"),
+        ({"candidates": [first.model_copy(update={"images": ["/gone.png", "/lost.png"]})]}, "none of the 2 images"),
+        ({"candidates": [first.model_copy(update={"images": [*first.images, "/gone.png"]})]}, "gone.png"),
+    ):
+        file = accepted(**changed)
+        with unchanged(place), pytest.raises(DataError, match=reason):
+            append(place, accept=file)
+    with unchanged(place), pytest.raises(UsageError, match="exists"):
+        append(place, out="bundle")
+    save(place / "old", KNOWN, 30, seed=3)
+    with pytest.raises(DataError, match="nothing to append"):
+        append_generation(place / "bundle", place / "old", out=place / "third", progress=SILENT)
+    assert isinstance(found, Candidates) and not (place / "third").exists()
+
+
+def test_a_bundle_of_an_older_version_says_what_to_do(place: Path) -> None:
+    reference = place / "bundle" / "reference.npz"
+    with np.load(reference) as stored:
+        older = {
+            name: stored[name] for name in stored if name not in ("projection", "offset", "means", "weights", "shape")
+        }
+    np.savez(reference, **{name: array for name, array in older.items() if not name.startswith("known_place")})
+    manifest = json.loads((place / "bundle" / "bundle.json").read_text())
+    manifest["sha256"]["reference.npz"] = sha256(reference)
+    (place / "bundle" / "bundle.json").write_text(json.dumps(manifest))
+    with pytest.raises(DataError, match="exported by an older version"):
+        append(place)
+
+
+@pytest.mark.parametrize("seconds", [1.5, 2.2])
+def test_a_killed_command_leaves_the_old_generation_and_can_be_typed_again(place: Path, seconds: float) -> None:
+    command = [sys.executable, "-m", "ncd_serve", "train", "--after", "bundle", "--add", "new", "--out", "second"]
+    with unchanged(place / "bundle"):
+        running = subprocess.Popen(command, cwd=place, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+        time.sleep(seconds)
+        os.kill(running.pid, signal.SIGKILL)
+        running.wait()
+    if not (place / "second").exists():
+        append(place)
+    assert Bundle.read(place / "second").manifest.generation == 2
+    assert [path.name for path in place.iterdir() if path.name.startswith(".second")] == []

@@ -1,0 +1,72 @@
+from __future__ import annotations
+
+import math
+
+import numpy as np
+import pytest
+
+from ncd_serve.mixture import Mixture, fit_mixture, log_student
+
+
+def by_hand(**changed: float) -> Mixture:
+    """Known class at 1, cluster at -1, on a line."""
+    numbers = {"tail": 1.0, "spread": 1.0, "unseen_spread": 4.0, "slope": 1.0, "intercept": 0.0, **changed}
+    arrays = (np.array([[1.0], [0.0]]), np.zeros(1), np.array([[1.0], [-1.0]]), np.ones(2))
+    return Mixture(*arrays, first_cluster=1, **numbers)
+
+
+def test_the_density_of_a_student_t() -> None:
+    """With one degree of freedom and one dimension it falls with 1 + r^2 / spread."""
+    mixture = by_hand()
+    assert log_student(np.array([0.0, 4.0]), 1.0, mixture).tolist() == pytest.approx([0.0, -math.log(5)])
+    assert log_student(np.array([4.0]), 4.0, mixture)[0] == pytest.approx(-math.log(2) - math.log(2))
+
+
+def test_the_probability_of_being_in_no_cluster() -> None:
+    """At 1: the known class has density 1, unseen ones 1 / (2 * 1.25), the cluster 1 / 5. So 1.4 to 0.2: odds of 7."""
+    image = np.array([[3.0, 0.0]])  # its direction counts, not its length
+    assert by_hand().outside(image)[0] == pytest.approx(7 / 8)
+    assert by_hand(slope=2.0, intercept=-math.log(7)).outside(image)[0] == pytest.approx(7 / 8)
+    assert by_hand().outside(-image)[0] == pytest.approx((0.2 + 0.4) / (0.2 + 0.4 + 1))
+
+
+def images_of(classes: int, *, each: int = 40, dims: int = 12, seed: int = 0) -> tuple[np.ndarray, np.ndarray]:
+    rng = np.random.default_rng(seed)
+    ids = np.repeat(np.arange(classes), each)
+    means = np.random.default_rng(5).normal(0, 3, (classes, dims)) + 10
+    return means[ids] + rng.normal(0, 0.5, (len(ids), dims)), ids
+
+
+def test_left_out_classes_are_outside_and_new_images_of_clusters_are_not() -> None:
+    embeddings, ids = images_of(10)
+    seen = ids < 8
+    mixture = fit_mixture(embeddings[seen], ids[seen], number=8, first_cluster=5)
+    fresh, classes = images_of(10, seed=1)
+    outside = mixture.outside(fresh)
+    assert outside[(classes >= 5) & (classes < 8)].max() < 0.1
+    assert outside[classes < 5].min() > 0.9, "known classes are no clusters"
+    assert outside[classes >= 8].min() > 0.8
+
+
+def test_the_space_makes_all_classes_vary_alike() -> None:
+    embeddings, ids = images_of(6, each=400)
+    embeddings[:, 0] += 20 * np.random.default_rng(2).normal(size=len(ids))  # says nothing about the class
+    mixture = fit_mixture(embeddings, ids, number=6, first_cluster=0)
+    rest = (mixture.project(embeddings) - mixture.means[ids]).var(0)
+    raw = (embeddings - np.stack([embeddings[ids == number].mean(0) for number in range(6)])[ids]).var(0)
+    assert rest.max() / rest.min() < 0.02 * raw.max() / raw.min()
+    assert (mixture.log_joint(mixture.project(embeddings)).argmax(1) == ids).mean() > 0.95
+
+
+def test_a_cluster_without_images_is_never_likely() -> None:
+    embeddings, ids = images_of(3)
+    mixture = fit_mixture(embeddings, ids, number=5, first_cluster=1)
+    assert set(mixture.log_joint(mixture.project(embeddings)).argmax(1)) == {0, 1, 2}
+    assert np.isfinite(mixture.outside(embeddings)).all()
+
+
+def test_one_cluster_alone_can_be_calibrated() -> None:
+    embeddings, ids = images_of(3)
+    mixture = fit_mixture(embeddings, ids, number=3, first_cluster=2)
+    assert np.isfinite([mixture.slope, mixture.intercept]).all()
+    assert mixture.outside(embeddings)[ids == 2].mean() < mixture.outside(embeddings)[ids < 2].mean()
