@@ -10,7 +10,7 @@ import hashlib
 import json
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Any, Literal
 
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field, StringConstraints, ValidationError, model_validator
 
@@ -20,7 +20,7 @@ from ncd_serve.preprocess import PreprocessSpec
 from ncd_serve.reference import REFERENCE, Reference
 from ncd_serve.text import check_name
 
-SCHEMA_VERSION = 2
+SCHEMA_VERSION = 3
 MANIFEST, MODEL, LABELS, VERIFICATION, CARD = (
     "bundle.json",
     "model.onnx",
@@ -65,6 +65,10 @@ class BundleManifest(BaseModel):
     cluster_names: list[Name] = Field(max_length=MAX_CLUSTERS)
     merged: dict[int, int] = {}  # clusters whose images are given to another one; ids stay what they are
     junk: list[int] = []  # clusters that a person set aside
+    # Corrections of single images, by their path in the reference, which the next round learns from: their cluster,
+    # or "wrong" for none. Clusters beyond those of the model have images so far, but no answers yet.
+    images: dict[str, int | Literal["wrong"]] = {}
+    new_names: dict[int, Name] = {}
     training: dict[str, str | int | float | None]
     versions: dict[str, str]
     sha256: dict[FileName, str]

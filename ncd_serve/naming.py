@@ -1,6 +1,7 @@
 """Names of clusters given by a person: the file `names.json`, and its effect on the labels of a bundle.
 
 Ids never change. A merged cluster hands its images to another one; those of a junk cluster are labelled `junk`.
+Single images may be given to another cluster, to a new one (whose id comes after those of the model), or to none.
 """
 
 from __future__ import annotations
@@ -11,16 +12,21 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal, NamedTuple
 
 from pydantic import AfterValidator, BaseModel, ConfigDict, ValidationError, model_validator
 
+from ncd_serve.bundle import MAX_CLUSTERS
 from ncd_serve.errors import DataError, did_you_mean
 from ncd_serve.text import check_name
 
 if TYPE_CHECKING:
+    from collections.abc import Mapping
+
     from ncd_serve.bundle import Bundle, BundleManifest
 
     Entries = dict[int, "ClusterEntry"]
 
 State = Literal["known", "named", "merged", "junk", "unnamed"]
 JUNK = "junk"
+WRONG: Literal["wrong"] = "wrong"  # of an image that belongs to no cluster
+Correction = int | Literal["wrong"]
 
 
 class _Strict(BaseModel):
@@ -47,6 +53,7 @@ class Names(_Strict):
     checkpoint: str | None = None  # of the model whose clusters are named, if known
     bundle: Path | None = None
     clusters: dict[int, ClusterEntry]
+    images: dict[str, Correction | None] = {}  # by path; None takes an earlier correction back
 
     @classmethod
     def read(cls, path: str | Path) -> Names:
@@ -63,12 +70,18 @@ class Names(_Strict):
     def of(cls, bundle: Bundle) -> Names:
         """Return names, merges and junk marks of a bundle's clusters."""
         checkpoint = bundle.manifest.checkpoint or None
-        return cls(checkpoint=checkpoint, bundle=bundle.folder.absolute(), clusters=_entries(bundle.manifest))
+        about = bundle.manifest
+        clusters = _entries(about) | {number: ClusterEntry(name=name) for number, name in about.new_names.items()}
+        images: dict[str, Correction | None] = {**about.images}
+        return cls(checkpoint=checkpoint, bundle=bundle.folder.absolute(), clusters=clusters, images=images)
 
     def as_json(self) -> dict[str, Any]:
         """Return the content of the file."""
         clusters = {str(number): entry.model_dump(exclude_defaults=True) for number, entry in self.clusters.items()}
-        return {**self.model_dump(mode="json"), "clusters": clusters}
+        content = {**self.model_dump(mode="json"), "clusters": clusters}
+        if not self.images:
+            del content["images"]
+        return content
 
 
 class Naming(NamedTuple):
@@ -77,6 +90,13 @@ class Naming(NamedTuple):
     cluster_names: list[str]
     merged: dict[int, int]
     junk: list[int]
+    images: dict[str, Correction]
+    new_names: dict[int, str]
+
+    @classmethod
+    def of(cls, manifest: BundleManifest) -> Naming:
+        """Return what a manifest says now."""
+        return cls(*(getattr(manifest, name) for name in cls._fields))
 
 
 class ClusterState(NamedTuple):
@@ -92,7 +112,10 @@ def apply_names(manifest: BundleManifest, names: Names) -> Naming:
     """Return labels, merges and junk marks of a bundle after these names; raise DataError if they do not fit."""
     _check_model(manifest, names)
     defaults = default_names(manifest)
-    entries = _entries(manifest) | _suitable(manifest, names.clusters)
+    images = {path: to for path, to in {**manifest.images, **names.images}.items() if to is not None}
+    new_names = _new_names(manifest, names, images)
+    given = {number: entry for number, entry in names.clusters.items() if number not in new_names}
+    entries = _entries(manifest) | _suitable(manifest, given)
     merged = {
         number: _last_target(number, entries, clusters=len(defaults))
         for number, entry in sorted(entries.items())
@@ -101,7 +124,19 @@ def apply_names(manifest: BundleManifest, names: Names) -> Naming:
     junk = sorted(number for number, entry in entries.items() if entry.junk)
     own = dict(enumerate(defaults)) | {number: entry.name for number, entry in entries.items() if entry.name}
     labels = [JUNK if number in junk else own[merged.get(number, number)] for number in own]
-    return Naming(labels, merged, junk)
+    return Naming(labels, merged, junk, images, new_names)
+
+
+def corrections_in_words(manifest: BundleManifest) -> str:
+    """Return how many images were corrected by hand, in words; empty if none was."""
+    targets = list(manifest.images.values())
+    wrong, new = targets.count(WRONG), sum(to in manifest.new_names for to in targets)
+    parts = {
+        "moved": len(targets) - wrong - new,
+        f"in {len(manifest.new_names)} new categories": new,
+        "in none": wrong,
+    }
+    return ", ".join(f"{count} {what}" for what, count in parts.items() if count)
 
 
 def same_names(naming: Naming) -> dict[str, list[int]]:
@@ -144,6 +179,22 @@ def _entries(manifest: BundleManifest) -> Entries:
         number: ClusterEntry(name=name if state == "named" else None, merge_into=merged_into, junk=state == "junk")
         for number, name, state, merged_into in cluster_states(manifest)[known_clusters(manifest) :]
     }
+
+
+def _new_names(manifest: BundleManifest, names: Names, images: Mapping[str, Correction]) -> dict[int, str]:
+    """Return the clusters that exist by corrections alone, with their names; raise DataError if one cannot be."""
+    clusters = len(manifest.cluster_names)
+    wanted = sorted({to for to in images.values() if to != WRONG})
+    if wanted and not 0 <= wanted[0] <= wanted[-1] < MAX_CLUSTERS:
+        impossible = wanted[0] if wanted[0] < 0 else wanted[-1]
+        raise DataError(f"an image is given to cluster {impossible}", hint=f"new clusters begin at {clusters}")
+    new = {}
+    for number in (number for number in wanted if number >= clusters):
+        entry = names.clusters.get(number, ClusterEntry())
+        if entry.merge_into is not None or entry.junk:
+            raise DataError(f"cluster {number} is not in the model yet", hint="give its images to another one instead")
+        new[number] = entry.name or manifest.new_names.get(number, f"cluster-{number}")
+    return new
 
 
 def _check_model(manifest: BundleManifest, names: Names) -> None:
@@ -196,7 +247,10 @@ def _check_id(number: int, what: str, *, clusters: int) -> None:
 def _unusable(path: Path, error: ValidationError) -> DataError:
     first = error.errors()[0]
     where = ".".join(str(part) for part in first["loc"])
-    hint = 'it looks like {"clusters": {"3": {"name": "gull"}, "7": {"merge_into": 3}, "9": {"junk": true}}}'
+    hint = (
+        'it looks like {"clusters": {"3": {"name": "gull"}, "7": {"merge_into": 3}, "9": {"junk": true}}, '
+        '"images": {"a.jpg": 3, "b.jpg": "wrong"}}'
+    )
     if first["type"] == "extra_forbidden":
         known = Names.model_fields if len(first["loc"]) == 1 else ClusterEntry.model_fields
         return DataError(f"{path}: unknown key {where}", hint=did_you_mean(str(first["loc"][-1]), known))

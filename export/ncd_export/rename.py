@@ -12,7 +12,13 @@ import onnx
 
 from ncd_export.merge import set_merges
 from ncd_export.publish import Destination, publish, publishing
-from ncd_export.repository import check_place, check_writable, disk_errors_as_data_errors, hardware_of
+from ncd_export.repository import (
+    check_clusters,
+    check_place,
+    check_writable,
+    disk_errors_as_data_errors,
+    hardware_of,
+)
 from ncd_serve.bundle import CARD, LABELS, MANIFEST, MODEL, Bundle, BundleManifest
 from ncd_serve.errors import DataError
 from ncd_serve.files import sha256, staged_directory, write_text
@@ -31,8 +37,10 @@ def rename_bundle(
     bundle: Path, names: Names, *, repository: Path, name: str, keep: int | None = None
 ) -> tuple[Bundle, Path]:
     """Rewrite the bundle and add it to the repository, or change neither; return it with the folder of the version."""
-    apply_names(Bundle.read(bundle).manifest, names)  # whatever is wrong with them is said before anything is written
+    about = Bundle.read(bundle).manifest
+    apply_names(about, names)  # whatever is wrong with them is said before anything is written
     check_place(repository, name)
+    check_clusters(repository, name, {about.checkpoint})
     out = bundle.resolve()
     check_writable(out.parent)
     with disk_errors_as_data_errors(out), publishing(out, repository), staged_directory(out) as folder:
@@ -53,7 +61,7 @@ def keep_names(old: Path, fresh: Bundle) -> bool:
     if names.checkpoint != fresh.manifest.checkpoint:
         return False
     naming = apply_names(fresh.manifest, names)
-    if named := naming.cluster_names != fresh.manifest.cluster_names:
+    if named := naming != Naming.of(fresh.manifest):
         _rewrite(fresh.folder, fresh.manifest, naming)
     return named
 

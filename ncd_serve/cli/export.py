@@ -10,9 +10,10 @@ import typer
 from rich.markup import escape
 
 from ncd_serve.cli.console import out, progress
-from ncd_serve.cli.options import ModelName
-from ncd_serve.contract import Precision
+from ncd_serve.cli.options import RunArgument, run_or_newest
+from ncd_serve.contract import DEFAULT_MODEL, Precision
 from ncd_serve.errors import needs_extra
+from ncd_serve.places import DEFAULT_REPOSITORY, ExportPlace, exported_to
 
 
 class ServedOn(str, Enum):
@@ -24,12 +25,16 @@ class ServedOn(str, Enum):
 
 
 def export(
-    run: Annotated[Path, typer.Argument(help="A run directory.")],
+    run: RunArgument = None,
     output: Annotated[Path | None, typer.Option("--out", help="The bundle's folder; default RUN/bundle.")] = None,
-    repository: Annotated[Path, typer.Option(help="Triton model repository to add the model to.")] = Path(
-        "model_repository"
-    ),
-    model_name: ModelName = "ncd_global",
+    repository: Annotated[
+        Path | None,
+        typer.Option(help="Triton model repository to add the model to; default: the last one, else model_repository."),
+    ] = None,
+    model_name: Annotated[
+        str | None,
+        typer.Option(help="The model's name there; default: the last one, else the run's, ncd_global for datasets."),
+    ] = None,
     checkpoint: Annotated[Path | None, typer.Option(help="A checkpoint of the run; default: the newest.")] = None,
     precision: Annotated[
         Precision, typer.Option(help="fp16 is for GPUs, int8 for CPUs; both are compared with fp32.")
@@ -48,12 +53,15 @@ def export(
         bool, typer.Option("--replace", help="Replace the newest version instead of adding one.")
     ] = False,
     keep: Annotated[int | None, typer.Option(min=1, help="Remove all versions but the newest N.")] = None,
+    replace_model: Annotated[
+        bool, typer.Option("--replace-model", help="Take over a model that has the clusters of another run.")
+    ] = False,
 ) -> None:
     """Export a run to a verified ONNX bundle and add it to a Triton model repository."""
     with needs_extra("train,export"):
         from ncd_training.api import open_run
 
-        bundle = open_run(run, progress=progress).export(
+        bundle = open_run(run_or_newest(run), progress=progress).export(
             out=output,
             repository=repository,
             model_name=model_name,
@@ -64,6 +72,7 @@ def export(
             cores=cores,
             replace=replace,
             keep=keep,
+            replace_model=replace_model,
         )
     found = bundle.verification()
     out.print(
@@ -81,11 +90,12 @@ def export(
             highlight=False,
             soft_wrap=True,
         )
-    version = max((repository / model_name).glob("[0-9]*"), key=lambda folder: int(folder.name))
+    place = exported_to(bundle.folder) or ExportPlace(DEFAULT_REPOSITORY, DEFAULT_MODEL)
+    version = max((place.repository / place.model).glob("[0-9]*"), key=lambda folder: int(folder.name))
     out.print(
         f"bundle: [bold]{escape(str(bundle.folder))}[/bold]\ndigest: {bundle.digest}\n"
         f"model:  [bold]{escape(str(version))}[/bold]\n"
-        f"next: ncd-serve serve --repository {escape(str(repository))}",
+        f"next: ncd-serve serve --repository {escape(str(place.repository))}",
         highlight=False,
         soft_wrap=True,
     )

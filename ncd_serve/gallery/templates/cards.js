@@ -68,7 +68,7 @@ function cardHead(cluster) {
     focus: () => { typing = Date.now(); },
     input: () => setName(id, parts.name.value, `${id}:${typing}`),
   });
-  parts.suggestion = make("span", { class: "suggestion" });
+  parts.state = make("span", { class: "state" });
   parts.all = make("button", { type: "button", class: "plain all", click: () => toggleAll(cluster) });
   parts.merge = make("button", {
     type: "button", class: "plain merge", click: () => (said[id].merge === null ? chooseMerge(cluster) : unmerge(id)),
@@ -77,7 +77,7 @@ function cardHead(cluster) {
     type: "button", class: "plain junk", title: "Set aside as junk (x)", click: () => setJunk(id, !said[id].junk),
   }, "Junk");
   return make("header", {},
-    makeMark(cluster), parts.name, make("span", { class: "number muted" }, `#${id}`), parts.suggestion,
+    makeMark(cluster), parts.name, make("span", { class: "number muted" }, `#${id}`), parts.state,
     make("span", { class: "choices" }, parts.all, parts.merge, parts.junk));
 }
 
@@ -95,15 +95,15 @@ function refreshCard(cluster) {
   parts.merge.hidden = junk || isFixed(id);
   parts.junk.hidden = merge !== null || isFixed(id);
   parts.junk.setAttribute("aria-pressed", junk);
-  parts.suggestion.replaceChildren(...suggestions(cluster));
+  parts.state.replaceChildren(...stateWords(cluster));
   const guests = mergedInto(id).map((guest) => clusterLink(guest.id, guest.count));
   parts.guests.replaceChildren(...(guests.length ? ["with ", ...guests] : []));
 }
 
-// Beside the name: what became of the cluster, or what it might be called. Never filled in by itself.
-function suggestions(cluster) {
-  const { id, known } = cluster;
-  const { name, merge, junk } = said[id];
+// Beside the name: what became of the cluster.
+function stateWords(cluster) {
+  const { id } = cluster;
+  const { merge, junk } = said[id];
   if (merge !== null) return ["merged into ", clusterLink(merge)];
   if (junk) return ["set aside as junk"];
   const twin = namesake(id);
@@ -112,11 +112,7 @@ function suggestions(cluster) {
     return [`also the name of #${twin.id}`, join];
   }
   if (isFixed(id)) return ["a known class"];
-  if (name || !known) return [];
-  return [make("button", {
-    type: "button", class: "chip suggest", title: `${percent(known[1])} of its images resemble the known class most`,
-    click: () => setName(id, known[0]),
-  }, "suggestion: like ", make("b", {}, known[0]), ` ${percent(known[1])}`)];
+  return [];
 }
 
 function clusterLink(id, count = null) {
@@ -127,7 +123,7 @@ function clusterLink(id, count = null) {
 }
 
 function cardFacts(cluster) {
-  const { count, confidence, purity, truths, fits, nearest, parts } = cluster;
+  const { id, count, confidence, purity, truths, fits, nearest, known, parts } = cluster;
   const muted = (text) => make("span", { class: "muted" }, text);
   const fact = (label, ...words) => make("span", { class: "fact" }, muted(`${label} `), ...words);
   parts.guests = make("span", { class: "fact guests" });
@@ -143,6 +139,7 @@ function cardFacts(cluster) {
     purity === null ? null : fact("purity", percent(purity), muted(` ${classes}`)),
     fits ? fact("fit", ...fitWords(fits)) : null,
     near.length ? fact("near", ...near) : null,
+    known && !isFixed(id) ? fact("resembles", known[0], muted(` ${percent(known[1])}`)) : null,
     parts.guests);
 }
 
