@@ -17,6 +17,7 @@ from ncd_serve.reference import REFERENCE
 
 DEFAULT_REPOSITORY = Path("model_repository")
 EXPORTED = "exported.json"  # in a bundle, not hashed: it is about this machine, not about the model
+FORMING = "forming.json"  # in a run: its clusters as they form
 _RUN_FACTS = "environment.json"
 _DEPTHS = ("", "*/", "*/*/")  # below the present folder: `runs/birds` is two levels down
 

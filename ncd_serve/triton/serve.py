@@ -282,18 +282,30 @@ def _chosen_model(repository: Path, wanted: str | None) -> str:
 def greeting(server: TritonServer, repository: Path, how_to_stop: str) -> str:
     """Return the message of a ready server: its addresses, and a line for every way to send requests."""
     name = _chosen_model(repository, None)
+    lines = request_lines(server.grpc_url, server.http_url, repository, name=name, token=bool(server.token))
+    return "\n".join(
+        [
+            f"Triton is ready: gRPC {server.grpc_url}, HTTP {server.http_url}, metrics {server.metrics_url}",
+            *(f"{way + ':':7} {line}" for way, line in lines.items()),
+            f"stop:   {how_to_stop}",
+        ]
+    )
+
+
+def request_lines(grpc_url: str, http_url: str, repository: Path, *, name: str, token: bool) -> dict[str, str]:
+    """Return a line to copy for every way to send requests to a model."""
     model = "" if name == DEFAULT_MODEL else f" --model-name {name}"
     keyword = "" if name == DEFAULT_MODEL else f', model="{name}"'
-    lines = [
-        f"Triton is ready: gRPC {server.grpc_url}, HTTP {server.http_url}, metrics {server.metrics_url}",
-        f"shell:  ncd-serve query IMAGES --url grpc://{server.grpc_url}{model}",
-        f'Python: from ncd_serve import Client; print(*Client("grpc://{server.grpc_url}"{keyword}).assign(["bird.jpg"]))',
-    ]
+    client = f'Client("grpc://{grpc_url}"{keyword})'
+    lines = {
+        "shell": f"ncd-serve query IMAGES --url grpc://{grpc_url}{model}",
+        "Python": f'from ncd_serve import Client; print(*{client}.assign(["bird.jpg"]))',
+    }
     if (repository / jpeg_model_name(name)).is_dir():
-        path = f"http://{server.http_url}/v2/models/{jpeg_model_name(name)}/infer"
-        token = f' -H "Authorization: Bearer ${TOKEN_VARIABLE}"' if server.token else ""
-        lines.append(
-            f"curl:   curl -s {path} -H 'Inference-Header-Content-Length: 0'{token} --data-binary @bird.jpg"
+        path = f"http://{http_url}/v2/models/{jpeg_model_name(name)}/infer"
+        header = f' -H "Authorization: Bearer ${TOKEN_VARIABLE}"' if token else ""
+        lines["curl"] = (
+            f"curl -s {path} -H 'Inference-Header-Content-Length: 0'{header} --data-binary @bird.jpg"
             " | grep -ao '{\"cluster_id.*}'"
         )
-    return "\n".join([*lines, f"stop:   {how_to_stop}"])
+    return lines

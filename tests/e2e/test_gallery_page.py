@@ -174,7 +174,10 @@ def test_the_map_answers_to_pointer_and_keyboard(browser: Chrome) -> None:
 def test_what_is_said_becomes_names_json(browser: Chrome, downloads: Path) -> None:
     find(browser, "#cluster-1 .name").send_keys("  gull ")
     find(browser, "#cluster-0 .merge").click()
-    find(browser, "#merge-list [data-cluster='1']").click()
+    find(browser, "#choose-list [data-cluster='1']").click()
+    assert len(browser.find_elements(By.CSS_SELECTOR, "#choose-list section .tile")) == 8 + 12
+    find(browser, "#merge-yes").click()
+    assert len(browser.find_elements(By.CSS_SELECTOR, "#cluster-1 .group:last-child .tile")) == 8
     find(browser, "#cluster-2 .junk").click()
     assert find(browser, "#unsaved").text == "3 unsaved changes"
     assert words(browser, "#cluster-0 .state") == "merged into gull"
@@ -254,8 +257,8 @@ def test_clusters_of_one_name_are_offered_to_be_merged(browser: Chrome) -> None:
 
 def test_keyboard_alone(browser: Chrome, downloads: Path) -> None:
     press(browser, "j", "j", "n", "wren", Keys.ENTER, "j", "x", "k", "k", "m")
-    assert find(browser, "#merge").is_displayed()
-    press(browser, "wren", Keys.TAB, Keys.ENTER)
+    assert find(browser, "#choose").is_displayed()
+    press(browser, "wren", Keys.TAB, Keys.ENTER, Keys.ENTER)
     assert saved(browser, downloads)["clusters"] == {"0": {"name": "wren"}, "1": {"merge_into": 0}, "2": {"junk": True}}
     press(browser, "u", "a")
     assert len(browser.find_elements(By.CSS_SELECTOR, "#cluster-1 .matching .tile")) == 12
