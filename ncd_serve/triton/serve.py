@@ -17,7 +17,7 @@ from rich.console import Console
 from ncd_serve.client.client import Client
 from ncd_serve.contract import DEFAULT_MODEL, DEFAULT_URL, TOKEN_VARIABLE, checked_token
 from ncd_serve.errors import DataError, NcdError, UsageError, did_you_mean
-from ncd_serve.places import DEFAULT_REPOSITORY, ExportPlace, exported_to, newest_bundle
+from ncd_serve.places import ExportPlace, exported_to, newest_bundle
 from ncd_serve.progress import Progress
 from ncd_serve.triton.activity import ActivityDisplay
 from ncd_serve.triton.background import detach
@@ -42,7 +42,7 @@ READY_SECONDS = 120.0
 
 
 def serve(
-    repository: str | Path = DEFAULT_REPOSITORY,
+    repository: str | Path = "model_repository",
     *,
     model: str | None = None,
     host: str = "127.0.0.1",

@@ -16,10 +16,10 @@ async function suggestFolders({ target: field }) {
 }
 
 function formValues() {
-  const { labelled, unlabelled, clusters: number, name } = $("training-form").elements;
+  const { labelled, unlabelled, clusters: number, name, settings } = $("training-form").elements;
   return {
     labelled: labelled.value.trim(), unlabelled: unlabelled.value.trim(), clusters: number.value ? Number(number.value) : null,
-    name: name.value.trim(),
+    name: name.value.trim(), settings: settings.value.split("\n").map((line) => line.trim()).filter(Boolean),
   };
 }
 
