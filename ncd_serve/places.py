@@ -11,6 +11,7 @@ from typing import NamedTuple
 from pydantic import BaseModel, ConfigDict, ValidationError
 
 from ncd_serve.bundle import MANIFEST, BundleManifest
+from ncd_serve.contract import DEFAULT_MODEL
 from ncd_serve.errors import DataError
 from ncd_serve.files import write_json
 from ncd_serve.reference import REFERENCE
@@ -52,6 +53,11 @@ def exported_to(bundle: Path) -> ExportPlace | None:
         return None
     place = ExportPlace(_short((bundle.resolve() / record.repository).resolve()), record.model)
     return place if (place.repository / place.model).is_dir() else None
+
+
+def export_place(bundle: Path) -> ExportPlace:
+    """Return what a bundle was exported to; the default place if it does not say."""
+    return exported_to(bundle) or ExportPlace(DEFAULT_REPOSITORY, DEFAULT_MODEL)
 
 
 def newest_run() -> Path:

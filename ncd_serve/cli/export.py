@@ -11,9 +11,9 @@ from rich.markup import escape
 
 from ncd_serve.cli.console import out, progress
 from ncd_serve.cli.options import RunArgument, run_or_newest
-from ncd_serve.contract import DEFAULT_MODEL, Precision
+from ncd_serve.contract import Precision
 from ncd_serve.errors import needs_extra
-from ncd_serve.places import DEFAULT_REPOSITORY, ExportPlace, exported_to
+from ncd_serve.places import export_place
 
 
 class ServedOn(str, Enum):
@@ -90,7 +90,7 @@ def export(
             highlight=False,
             soft_wrap=True,
         )
-    place = exported_to(bundle.folder) or ExportPlace(DEFAULT_REPOSITORY, DEFAULT_MODEL)
+    place = export_place(bundle.folder)
     version = max((place.repository / place.model).glob("[0-9]*"), key=lambda folder: int(folder.name))
     out.print(
         f"bundle: [bold]{escape(str(bundle.folder))}[/bold]\ndigest: {bundle.digest}\n"

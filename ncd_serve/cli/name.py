@@ -13,9 +13,8 @@ from rich.table import Column, Table
 
 from ncd_serve.cli.console import messages, out
 from ncd_serve.cli.options import bundle_or_newest
-from ncd_serve.contract import DEFAULT_MODEL
 from ncd_serve.errors import UsageError, needs_extra
-from ncd_serve.places import DEFAULT_REPOSITORY, ExportPlace, bundle_of, bundle_of_checkpoint, exported_to
+from ncd_serve.places import ExportPlace, bundle_of, bundle_of_checkpoint, export_place
 
 if TYPE_CHECKING:
     from ncd_serve.naming import ClusterState, Names, Naming
@@ -49,7 +48,7 @@ def apply(
 
     wanted = Names.read(names)
     folder = _bundle_for(source or bundle, wanted)
-    place = exported_to(folder) or ExportPlace(DEFAULT_REPOSITORY, DEFAULT_MODEL)
+    place = export_place(folder)
     place = ExportPlace(repository or place.repository, model_name or place.model)
     apply_names(Bundle.read(folder).manifest, wanted)  # what is wrong is said even where nothing can be written
     with needs_extra("export"):

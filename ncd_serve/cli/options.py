@@ -45,7 +45,6 @@ Digest = Annotated[
 RunArgument = Annotated[
     Path | None, typer.Argument(metavar="[RUN]", help="A run directory; default: the newest run.", show_default=False)
 ]
-ModelName = Annotated[str, typer.Option(help="The model's name in the repository.")]
 Images = Annotated[
     list[str],
     typer.Argument(

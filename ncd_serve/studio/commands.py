@@ -52,7 +52,10 @@ class TrainingForm(BaseModel):
 
 def run_command(*words: str, seconds: float = _PLAN_SECONDS) -> str:
     """Run a command of ours to its end and return what it printed; raise its error as one of ours."""
-    done = subprocess.run(_command(words), capture_output=True, text=True, timeout=seconds, check=False)
+    try:
+        done = subprocess.run(_command(words), capture_output=True, text=True, timeout=seconds, check=False)
+    except subprocess.TimeoutExpired:
+        raise NcdError(f"ncd-serve {words[0]} has not ended in {seconds / 60:.0f} minutes") from None
     if done.returncode:
         raise error_in(done.stderr, done.returncode)
     return done.stdout

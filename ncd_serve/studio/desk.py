@@ -83,7 +83,7 @@ class Desk:
         if "/" in folder or folder.startswith(".") or not is_image(Path(plain)):
             raise DataError(f"'{category}' / '{name}' cannot be a folder and an image", hint="choose another name")
         open_image(content)  # DataError if it is none
-        target = self.project.source.resolve() / "new_categories" / folder / plain
+        target = self.project.new_categories / folder / plain
         target.parent.mkdir(parents=True, exist_ok=True)
         with atomic_path(target) as temporary:
             temporary.write_bytes(content)

@@ -10,10 +10,7 @@ from pathlib import Path
 from threading import Lock
 from typing import TYPE_CHECKING, Any
 
-import numpy as np
-
 from ncd_serve.bundle import MANIFEST, Bundle
-from ncd_serve.contract import DEFAULT_MODEL
 from ncd_serve.errors import DataError, UsageError, needs_extra
 from ncd_serve.gallery.build import lay_out
 from ncd_serve.gallery.page import naming_data, page_data
@@ -21,7 +18,7 @@ from ncd_serve.gallery.projection import MapKind
 from ncd_serve.gallery.read import naming_of, read_source
 from ncd_serve.gallery.thumbnails import draw_sheet, tile_size
 from ncd_serve.inputs.images import Source
-from ncd_serve.places import DEFAULT_REPOSITORY, ExportPlace, exported_to
+from ncd_serve.places import ExportPlace, export_place
 from ncd_serve.rows.assignment import assign_images
 from ncd_serve.runners import OnnxRunner
 from ncd_serve.studio.splits import propose_splits
@@ -36,6 +33,7 @@ if TYPE_CHECKING:
     from ncd_serve.progress import Progress
 
 MAX_TSNE_IMAGES = 1500  # a few seconds: a studio opens at once
+_NEW = "new_categories"
 _KEPT_SHEETS = 400  # some 60 MB
 
 
@@ -61,7 +59,7 @@ class Project:
     @property
     def place(self) -> ExportPlace:
         """Repository and model that the bundle was exported to, or would be."""
-        return (exported_to(self.bundle) if self.bundle else None) or ExportPlace(DEFAULT_REPOSITORY, DEFAULT_MODEL)
+        return export_place(self.bundle or self.source)
 
     @cached_property
     def _facts(self) -> dict[str, Any]:
@@ -139,6 +137,8 @@ class Project:
             (row,) = assign_images([Source(name, lambda: content)], self._runner)
         return row
 
-    def counts(self) -> dict[str, int]:
-        """Return how many clusters and images there are."""
-        return {"clusters": len(self._layout.clusters), "images": int(np.sum(self._shown.counts))}
+    @property
+    def new_categories(self) -> Path:
+        """Folder of new images with a category: in a run, beside a bundle, whose files are fixed."""
+        whole = self.source.resolve()
+        return whole.with_name(f"{whole.name}.{_NEW}") if self.bundle == self.source else whole / _NEW

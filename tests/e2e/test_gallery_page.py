@@ -244,6 +244,28 @@ def test_known_classes_keep_their_names(one_browser: Chrome, tmp_path: Path) -> 
     assert not find(one_browser, "#cluster-0 .junk").is_displayed()
 
 
+def test_corrected_images_become_names_json(browser: Chrome, downloads: Path) -> None:
+    tiles = browser.find_elements(By.CSS_SELECTOR, "#cluster-0 .central .tile")
+    paths = [str(tile.get_attribute("aria-label")).split(",")[0] for tile in tiles]
+    ActionChains(browser).key_down(Keys.SHIFT).click(tiles[1]).click(tiles[3]).key_up(Keys.SHIFT).perform()
+    assert find(browser, "#selection-count").text == "3 images selected"
+    press(browser, "c")
+    find(browser, "#category-name").send_keys("auk", Keys.ENTER)
+    assert shown_clusters(browser) == ["4", "1", "0", "2"]
+    assert words(browser, "#cluster-0 .facts").startswith("5 images") and "3 images" in words(
+        browser, "#cluster-4 .facts"
+    )
+    ActionChains(browser).key_down(Keys.CONTROL).click(find(browser, "#cluster-0 .central .tile")).perform()
+    ActionChains(browser).key_up(Keys.CONTROL).perform()
+    press(browser, "w")
+    content = saved(browser, downloads)
+    assert content["clusters"] == {"4": {"name": "auk"}}
+    assert content["images"] == {**dict.fromkeys(paths[1:4], 4), paths[0]: "wrong"}
+    press(browser, "u", "u")
+    assert shown_clusters(browser) == ["1", "0", "2"]
+    assert saved(browser, downloads)["images"] == dict.fromkeys(paths[:4])
+
+
 def test_clusters_of_one_name_are_offered_to_be_merged(browser: Chrome) -> None:
     find(browser, "#cluster-1 .name").send_keys("heron")
     find(browser, "#cluster-1 .chip").click()

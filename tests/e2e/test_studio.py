@@ -255,11 +255,12 @@ def test_new_images_are_answered_and_kept_as_a_category(browser: Chrome, place: 
     find(browser, "#files").send_keys("\n".join(map(str, pictures)))
     wait(browser, lambda: find(browser, "#new-summary").text.startswith("3 images answered"))
     assert len(browser.find_elements(By.CSS_SELECTOR, ".answer img")) == 3
-    form = find(browser, "#new-groups form")
+    find(browser, ".answer").click()
+    form = find(browser, "#new-groups form:not([hidden])")
     form.find_element(By.CSS_SELECTOR, "input").send_keys("letters")
     form.find_element(By.CSS_SELECTOR, "button").click()
     wait(browser, lambda: "kept for the next round" in find(browser, "#toast").text)
-    assert list((place / "bundle" / "new_categories" / "letters").iterdir())
+    assert list((place / "bundle.new_categories" / "letters").iterdir())
     row = json.loads(
         ask(str(browser.current_url).split("/")[2], "POST", "/predict", pictures[0].read_bytes(), **BEARER)[1]
     )

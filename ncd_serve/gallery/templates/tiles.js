@@ -35,6 +35,7 @@ function makePicture(image) {
 // Fill a group. A long one has tiles near the window alone; space stands for the others.
 function fillTiles(group, list) {
   longLists.delete(group);
+  group.list = null;
   group.style.padding = "";
   if (list.length > CHUNK) {
     group.list = list;

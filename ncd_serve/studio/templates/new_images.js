@@ -83,9 +83,11 @@ function answerGroup(key, list) {
     const picked = list.filter(({ file }) => chosenFiles.has(file));
     keepCategory(event.submitter, name.value, picked.length ? picked : list);
   } }, name, make("button", {}, "Make a category of these"));
-  return make("section", { class: `box group-${key}` },
+  const offer = () => { keep.hidden = key === "unreadable" || (key !== "nowhere" && !list.some(({ file }) => chosenFiles.has(file))); };
+  offer();
+  return make("section", { class: `box group-${key}`, click: offer },
     make("h2", {}, cluster ? makeMark(cluster) : null, ` ${named} `, make("span", { class: "muted" }, counted(list.length, "image"))),
-    make("div", { class: "answer-list" }, ...list.map(answerTile)), key === "unreadable" ? null : keep);
+    make("div", { class: "answer-list" }, ...list.map(answerTile)), keep);
 }
 
 function answerTile({ file, row, picture }) {

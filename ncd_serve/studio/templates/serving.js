@@ -5,8 +5,8 @@ function makeServing() {
   const { address, token } = data.live;
   showLines($("predict-lines"), {
     curl: `curl -s ${address}/predict -H "Authorization: Bearer ${token}" --data-binary @bird.jpg`,
-    Python: `import requests; print(requests.post("${address}/predict", data=open("bird.jpg", "rb"), ` +
-      `headers={"Authorization": "Bearer ${token}"}).json())`,
+    Python: `from urllib.request import Request, urlopen; print(urlopen(Request("${address}/predict", ` +
+      `open("bird.jpg", "rb").read(), {"Authorization": "Bearer ${token}"})).read().decode())`,
   });
 }
 
