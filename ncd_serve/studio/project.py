@@ -5,7 +5,6 @@ from __future__ import annotations
 import secrets
 from collections import OrderedDict
 from dataclasses import replace
-from functools import cached_property
 from pathlib import Path
 from threading import Lock
 from typing import TYPE_CHECKING, Any
@@ -46,6 +45,8 @@ class Project:
         self._shown = shown or read_source(source, progress=progress)
         kind = None if len(self._shown.paths) <= MAX_TSNE_IMAGES else MapKind.PCA
         self._layout = lay_out(self._shown, kind=kind, progress=progress)
+        missing = [number for number, row in enumerate(self._layout.order) if not self._shown.files[row].is_file()]
+        self._facts = page_data(self._shown, self._layout, missing=missing, title=source.resolve().name)
         self._sheets: OrderedDict[int, bytes] = OrderedDict()
         self._lock, self._model_lock = Lock(), Lock()
         self._runner: OnnxRunner | None = None
@@ -60,11 +61,6 @@ class Project:
     def place(self) -> ExportPlace:
         """Repository and model that the bundle was exported to, or would be."""
         return export_place(self.bundle or self.source)
-
-    @cached_property
-    def _facts(self) -> dict[str, Any]:
-        missing = [number for number, row in enumerate(self._layout.order) if not self._shown.files[row].is_file()]
-        return page_data(self._shown, self._layout, missing=missing, title=self.source.resolve().name)
 
     def page_data(self) -> dict[str, Any]:
         """Return the data of the page, with what the bundle says by now."""

@@ -7,6 +7,7 @@ const said = {};
 const begunMoves = new Map(data.corrected);
 const moves = new Map(begunMoves);
 const written = new Map(); // entries of the last names.json, as text
+const writtenMoves = new Map();
 const undoable = [];
 const redoable = [];
 const namingListeners = [];
@@ -46,14 +47,14 @@ function touchedIds() {
 }
 
 function touchedImages() {
-  return [...new Set([...moves.keys(), ...begunMoves.keys()])]
-    .filter((image) => target(image) !== (begunMoves.get(image) ?? null) || written.has(images.path[image]));
+  return [...new Set([...moves.keys(), ...begunMoves.keys(), ...writtenMoves.keys()])]
+    .filter((image) => target(image) !== (begunMoves.get(image) ?? null) || writtenMoves.has(image));
 }
 
 function unsavedCount() {
   const texts = touchedIds().filter((id) => entryText(said[id]) !== (written.get(id) ?? entryText(begun[id])));
   const moved = touchedImages().filter((image) => target(image) !==
-    (written.has(images.path[image]) ? written.get(images.path[image]) : begunMoves.get(image) ?? null));
+    (writtenMoves.has(image) ? writtenMoves.get(image) : begunMoves.get(image) ?? null));
   return texts.length + moved.length;
 }
 
@@ -141,7 +142,7 @@ function saveNames() {
   link.click();
   setTimeout(() => URL.revokeObjectURL(link.href), 10000);
   for (const [id, entry] of Object.entries(file.clusters)) written.set(Number(id), JSON.stringify(entry));
-  for (const [path, to] of Object.entries(file.images ?? {})) written.set(path, to);
+  for (const image of touchedImages()) writtenMoves.set(image, target(image));
   namingChanged();
 }
 

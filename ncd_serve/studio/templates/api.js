@@ -47,7 +47,6 @@ live.apply = async () => {
   for (const id of clusterIds()) begun[id] = { ...said[id] };
   begunMoves.clear();
   for (const [image, to] of moves) begunMoves.set(image, to);
-  written.clear();
   namingChanged();
   const where = `Applied: version ${done.version} of model ${done.model} in ${done.repository}`;
   tell(done.server ? `${where}. The server on ${done.server} is taking it…` : `${where}. No server runs: the tab Serve starts one.`);
