@@ -30,7 +30,7 @@ _ERROR = re.compile(r"^error: (?P<what>.*)\n(?:hint: (?P<hint>.*)\n?)?", re.MULT
 
 
 class TrainingForm(BaseModel):
-    """What the page asks for: two folders, perhaps a number of clusters and a name."""
+    """Content of the form: two folders, perhaps a number of clusters, a name and settings."""
 
     model_config = ConfigDict(frozen=True, extra="forbid")
 
