@@ -55,18 +55,17 @@ function windowOf(group) {
   const perRow = Math.max(1, Math.floor((group.clientWidth + 4) / step));
   const rows = Math.ceil(group.list.length / perRow);
   const top = group.getBoundingClientRect().top;
-  const clamp = (row) => Math.min(rows, Math.max(0, row));
-  const from = clamp(Math.floor((-top - AHEAD) / step));
-  const to = clamp(Math.ceil((innerHeight - top + AHEAD) / step));
+  const from = Math.min(rows - 1, Math.max(0, Math.floor((-top - AHEAD) / step)));
+  const to = Math.min(rows, Math.max(from + 1, Math.ceil((innerHeight - top + AHEAD) / step)));
   if (group.range?.join() === [from, to, perRow].join()) return;
   group.range = [from, to, perRow];
-  const wanted = group.list.slice(from * perRow, Math.max(to, from + 1) * perRow);
+  const wanted = group.list.slice(from * perRow, to * perRow);
   const have = new Map([...group.children].map((tile) => [Number(tile.dataset.image), tile]));
   const focused = document.activeElement?.closest?.(".tile");
   const tiles = wanted.map((image) => have.get(image) ?? makeTile(image));
   if (!tiles.includes(focused)) tiles[0].tabIndex = 0;
   group.style.paddingTop = `${from * step}px`;
-  group.style.paddingBottom = `${Math.max(0, rows - Math.max(to, from + 1)) * step}px`;
+  group.style.paddingBottom = `${(rows - to) * step}px`;
   group.replaceChildren(...tiles);
   if (tiles.includes(focused)) focused.focus({ preventScroll: true });
 }
