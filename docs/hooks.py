@@ -126,7 +126,7 @@ class _Parameter:
 
     @property
     def usage(self) -> str:
-        word = self.info.metavar or self._name.strip("_").upper().replace("_", "-")
+        word = (self.info.metavar or "").strip("[]") or self._name.strip("_").upper().replace("_", "-")
         word = f"{word}..." if "list" in str(self._type) else word
         return word if self._default is inspect.Parameter.empty else f"[{word}]"
 
@@ -134,7 +134,8 @@ class _Parameter:
     def names(self) -> str:
         # Typer keeps the first name that it is given where other options have their default.
         given = [name for name in (self.info.default, *(self.info.param_decls or ())) if isinstance(name, str)]
-        return ", ".join(f"`{name}`" for name in given or [f"--{self._name.replace('_', '-')}"])
+        names = given or [f"--{self._name.replace('_', '-')}"]
+        return ", ".join(f"`{name}`" for pair in names for name in pair.split("/"))  # --a/--no-a
 
     @property
     def kind(self) -> str:

@@ -1,4 +1,4 @@
-"""Pictures of gallery and report for these pages, taken by headless Chromium.
+"""Pictures of gallery, studio and report for these pages, and a short film of the studio, taken by headless Chromium.
 
     .venv/bin/python docs/screenshots.py [RUN]
 
@@ -8,10 +8,12 @@ RUN is a finished run; without one it is ncd-demo/run, which `make demo` makes.
 from __future__ import annotations
 
 import io
+import signal
 import subprocess
 import sys
 import time
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
@@ -37,6 +39,22 @@ scrollTo(0, 0);
 SELECT = (
     "document.querySelector('.card .tile').click(); document.querySelector('#detail form button:last-child').click()"
 )
+CHOOSE = """document.querySelectorAll('.card .doubtful .tile').forEach((tile, at) => {
+  if (at < 3) tile.dispatchEvent(new MouseEvent('click', { bubbles: true, ctrlKey: true }));
+})"""
+NAME = "document.querySelector('.card .name').focus(); document.execCommand('insertText', false, 'gull')"
+# Each step of the film, and the seconds that its picture stays.
+FILM = [
+    ("", 1.5),
+    (NAME, 1.5),
+    (f"document.activeElement.blur(); {CHOOSE}", 2.0),
+    ("document.querySelector('#selection-move').click()", 2.0),
+    ("document.querySelector('#choose-list button').click()", 2.0),
+    ("document.querySelector('.card .split:not([hidden])').click()", 2.5),
+    ("document.querySelector('.split-yes').click()", 2.5),
+    ("document.querySelector('#tab-training').click()", 1.5),
+    ("document.querySelector('#tab-serving').click()", 1.5),
+]
 MATRIX = "const box = document.querySelector('#confusion'); box.open = true; box.scrollIntoView()"
 
 
@@ -53,17 +71,50 @@ def main() -> int:
         take(gallery, "gallery-naming", [NAMES], dark=True)
         take(gallery, "gallery-classes", [MATRIX])
         take(gallery, "gallery-phone", [], size=(390, 844))
+    with studio(run) as address:
+        take(address, "studio", [CHOOSE])
+        film(address, "studio")
     take(run.resolve() / "report.html", "report", [])
     take(run.resolve() / "report.html", "report-dark", [], dark=True)
     return 0
 
 
+@contextmanager
+def studio(run: Path) -> Iterator[str]:
+    """A studio of a copy of the run's page; yields its address."""
+    command = [sys.executable, "-m", "ncd_serve", "studio", str(run), "--no-browser", "--port", "0"]
+    process = subprocess.Popen(command, cwd=ROOT, stdout=subprocess.PIPE, text=True)
+    assert process.stdout is not None
+    try:
+        yield process.stdout.readline().split()[1]
+    finally:
+        process.send_signal(signal.SIGINT)
+        process.wait(60)
+
+
+def film(address: str, name: str) -> None:
+    """A GIF of the steps in `FILM`."""
+    frames = []
+    with open_browser(width=1100, height=720) as browser:
+        browser.get(address)
+        for step, _ in FILM:
+            time.sleep(SETTLED)
+            browser.execute_script(step)
+            time.sleep(SETTLED)
+            picture = Image.open(io.BytesIO(browser.get_screenshot_as_png())).convert("RGB").resize((880, 576))
+            frames.append(picture.quantize(COLOURS // 2, dither=Image.Dither.NONE))
+    target = TARGET / f"{name}.gif"
+    durations = [int(1000 * seconds) for _, seconds in FILM]
+    frames[0].save(target, save_all=True, append_images=frames[1:], duration=durations, loop=0, optimize=True)
+    print(f"{target.relative_to(ROOT)}  {target.stat().st_size / 1000:.0f} kB")
+
+
 def take(
-    page: Path, name: str, steps: Iterable[str], *, size: tuple[int, int] = (1400, 900), dark: bool = False
+    page: Path | str, name: str, steps: Iterable[str], *, size: tuple[int, int] = (1400, 900), dark: bool = False
 ) -> None:
     """One picture of a page, after some steps in it."""
     with open_browser(width=size[0], height=size[1], dark=dark) as browser:
-        browser.get(page.as_uri())
+        browser.get(page.as_uri() if isinstance(page, Path) else page)
         time.sleep(SETTLED)
         for step in steps:
             browser.execute_script(step)

@@ -47,23 +47,6 @@ class _Schema(BaseModel):
     schema_version: int = Field(lt=1_000_000)
 
 
-class Correction(BaseModel):
-    """Word of a person on a single image: exactly one of these."""
-
-    model_config = ConfigDict(frozen=True, extra="forbid", strict=True, populate_by_name=True)
-
-    cluster: int | None = Field(None, ge=0)  # it belongs to this cluster
-    not_cluster: int | None = Field(None, alias="not", ge=0)  # it does not belong to this cluster
-    class_name: Name | None = Field(None, alias="class")  # it is of a class of its own, of this name
-
-    @model_validator(mode="after")
-    def _says_one_thing(self) -> Correction:
-        said = self.model_dump(exclude_none=True, by_alias=True)
-        if len(said) != 1:
-            raise ValueError(f"{' and '.join(said) or 'nothing'}: say one of cluster, not, class")
-        return self
-
-
 class Change(BaseModel):
     """Change of one cluster from a generation to the next."""
 
@@ -107,7 +90,10 @@ class BundleManifest(BaseModel):
     cluster_names: list[Name] = Field(max_length=MAX_CLUSTERS)
     merged: dict[int, int] = {}  # clusters whose images are given to another one; ids stay what they are
     junk: list[int] = []  # clusters that a person set aside
-    corrections: dict[str, Correction] = {}  # by the path of an image
+    # Corrections of single images, by their path in the reference, which the next round learns from: their cluster,
+    # or "wrong" for none. Clusters beyond those of the model have images so far, but no answers yet.
+    images: dict[str, int | Literal["wrong"]] = {}
+    new_names: dict[int, Name] = {}
     generation: int = Field(1, ge=1)
     ancestors: list[Ancestor] = []  # earlier generations, the first one first
     changes: list[Change] = []  # since the generation before; empty for the first
@@ -119,8 +105,7 @@ class BundleManifest(BaseModel):
     def _fits_together(self) -> BundleManifest:
         if self.open_world and len(self.known_classes) > len(self.cluster_names):
             raise ValueError("it has more known classes than clusters")
-        spoken = (number for entry in self.corrections.values() for number in (entry.cluster, entry.not_cluster))
-        corrected = [number for number in spoken if number is not None]
+        corrected = [number for number in self.images.values() if number != "wrong" and number not in self.new_names]
         for number in (*self.merged, *self.merged.values(), *self.junk, *corrected):
             if not 0 <= number < len(self.cluster_names):
                 raise ValueError(f"cluster {number} is none of its {len(self.cluster_names)} clusters")

@@ -1,6 +1,7 @@
 """Names of clusters given by a person: the file `names.json`, and its effect on the labels of a bundle.
 
 Ids never change. A merged cluster hands its images to another one; those of a junk cluster are labelled `junk`.
+Single images may be given to another cluster, to a new one (whose id comes after those of the model), or to none.
 """
 
 from __future__ import annotations
@@ -11,17 +12,21 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal, NamedTuple
 
 from pydantic import AfterValidator, BaseModel, ConfigDict, ValidationError, model_validator
 
-from ncd_serve.bundle import Correction
+from ncd_serve.bundle import MAX_CLUSTERS
 from ncd_serve.errors import DataError, did_you_mean
 from ncd_serve.text import check_name
 
 if TYPE_CHECKING:
+    from collections.abc import Mapping
+
     from ncd_serve.bundle import Bundle, BundleManifest
 
     Entries = dict[int, "ClusterEntry"]
 
 State = Literal["known", "named", "merged", "junk", "unnamed"]
 JUNK = "junk"
+WRONG: Literal["wrong"] = "wrong"  # of an image that belongs to no cluster
+Correction = int | Literal["wrong"]
 
 
 class _Strict(BaseModel):
@@ -48,7 +53,7 @@ class Names(_Strict):
     checkpoint: str | None = None  # of the model whose clusters are named, if known
     bundle: Path | None = None
     clusters: dict[int, ClusterEntry]
-    images: dict[str, Correction] = {}  # corrections of single images, by path
+    images: dict[str, Correction | None] = {}  # by path; None takes an earlier correction back
 
     @classmethod
     def read(cls, path: str | Path) -> Names:
@@ -66,15 +71,17 @@ class Names(_Strict):
         """Return names, merges and junk marks of a bundle's clusters."""
         checkpoint = bundle.manifest.checkpoint or None
         about = bundle.manifest
-        entries, folder = _entries(about), bundle.folder.absolute()
-        return cls(checkpoint=checkpoint, bundle=folder, clusters=entries, images=about.corrections)
+        clusters = _entries(about) | {number: ClusterEntry(name=name) for number, name in about.new_names.items()}
+        images: dict[str, Correction | None] = {**about.images}
+        return cls(checkpoint=checkpoint, bundle=bundle.folder.absolute(), clusters=clusters, images=images)
 
     def as_json(self) -> dict[str, Any]:
         """Return the content of the file."""
         clusters = {str(number): entry.model_dump(exclude_defaults=True) for number, entry in self.clusters.items()}
-        images = {path: entry.model_dump(exclude_none=True, by_alias=True) for path, entry in self.images.items()}
-        facts = self.model_dump(mode="json", include={"checkpoint", "bundle"})
-        return {**facts, "clusters": clusters, **({"images": images} if images else {})}
+        content = {**self.model_dump(mode="json"), "clusters": clusters}
+        if not self.images:
+            del content["images"]
+        return content
 
 
 class Naming(NamedTuple):
@@ -83,7 +90,13 @@ class Naming(NamedTuple):
     cluster_names: list[str]
     merged: dict[int, int]
     junk: list[int]
-    corrections: dict[str, Correction]
+    images: dict[str, Correction]
+    new_names: dict[int, str]
+
+    @classmethod
+    def of(cls, manifest: BundleManifest) -> Naming:
+        """Return what a manifest says now."""
+        return cls(*(getattr(manifest, name) for name in cls._fields))
 
 
 class ClusterState(NamedTuple):
@@ -99,7 +112,10 @@ def apply_names(manifest: BundleManifest, names: Names) -> Naming:
     """Return labels, merges and junk marks of a bundle after these names; raise DataError if they do not fit."""
     _check_model(manifest, names)
     defaults = default_names(manifest)
-    entries = _entries(manifest) | _suitable(manifest, names.clusters)
+    images = {path: to for path, to in {**manifest.images, **names.images}.items() if to is not None}
+    new_names = _new_names(manifest, names, images)
+    given = {number: entry for number, entry in names.clusters.items() if number not in new_names}
+    entries = _entries(manifest) | _suitable(manifest, given)
     merged = {
         number: _last_target(number, entries, clusters=len(defaults))
         for number, entry in sorted(entries.items())
@@ -108,7 +124,19 @@ def apply_names(manifest: BundleManifest, names: Names) -> Naming:
     junk = sorted(number for number, entry in entries.items() if entry.junk)
     own = dict(enumerate(defaults)) | {number: entry.name for number, entry in entries.items() if entry.name}
     labels = [JUNK if number in junk else own[merged.get(number, number)] for number in own]
-    return Naming(labels, merged, junk, _corrected(manifest, names))
+    return Naming(labels, merged, junk, images, new_names)
+
+
+def corrections_in_words(manifest: BundleManifest) -> str:
+    """Return how many images were corrected by hand, in words; empty if none was."""
+    targets = list(manifest.images.values())
+    wrong, new = targets.count(WRONG), sum(to in manifest.new_names for to in targets)
+    parts = {
+        "moved": len(targets) - wrong - new,
+        f"in {len(manifest.new_names)} new categories": new,
+        "in none": wrong,
+    }
+    return ", ".join(f"{count} {what}" for what, count in parts.items() if count)
 
 
 def same_names(naming: Naming) -> dict[str, list[int]]:
@@ -153,6 +181,22 @@ def _entries(manifest: BundleManifest) -> Entries:
     }
 
 
+def _new_names(manifest: BundleManifest, names: Names, images: Mapping[str, Correction]) -> dict[int, str]:
+    """Return the clusters that exist by corrections alone, with their names; raise DataError if one cannot be."""
+    clusters = len(manifest.cluster_names)
+    wanted = sorted({to for to in images.values() if to != WRONG})
+    if wanted and not 0 <= wanted[0] <= wanted[-1] < MAX_CLUSTERS:
+        impossible = wanted[0] if wanted[0] < 0 else wanted[-1]
+        raise DataError(f"an image is given to cluster {impossible}", hint=f"new clusters begin at {clusters}")
+    new = {}
+    for number in (number for number in wanted if number >= clusters):
+        entry = names.clusters.get(number, ClusterEntry())
+        if entry.merge_into is not None or entry.junk:
+            raise DataError(f"cluster {number} is not in the model yet", hint="give its images to another one instead")
+        new[number] = entry.name or manifest.new_names.get(number, f"cluster-{number}")
+    return new
+
+
 def _check_model(manifest: BundleManifest, names: Names) -> None:
     if names.checkpoint not in (None, manifest.checkpoint):
         raise DataError(
@@ -173,19 +217,6 @@ def _suitable(manifest: BundleManifest, entries: Entries) -> Entries:
                 hint="other clusters may be merged into it",
             )
     return {number: entry for number, entry in entries.items() if number >= len(known)}
-
-
-def _corrected(manifest: BundleManifest, names: Names) -> dict[str, Correction]:
-    """Return the corrections of a bundle after these names, by absolute path; raise DataError if they contradict."""
-    fresh: dict[str, Correction] = {}
-    for path, entry in names.images.items():
-        file = str(Path(path).absolute())
-        if fresh.setdefault(file, entry) != entry:
-            raise DataError(f"{path} is corrected twice, in different ways", hint="leave one of the two out")
-        for number in (entry.cluster, entry.not_cluster):
-            if number is not None:
-                _check_id(number, f"{path}: cluster {number}", clusters=len(manifest.cluster_names))
-    return manifest.corrections | fresh
 
 
 def _last_target(start: int, entries: Entries, *, clusters: int) -> int:
@@ -216,10 +247,12 @@ def _check_id(number: int, what: str, *, clusters: int) -> None:
 def _unusable(path: Path, error: ValidationError) -> DataError:
     first = error.errors()[0]
     where = ".".join(str(part) for part in first["loc"])
-    hint = 'it looks like {"clusters": {"3": {"name": "gull"}, "7": {"merge_into": 3}, "9": {"junk": true}}}'
+    hint = (
+        'it looks like {"clusters": {"3": {"name": "gull"}, "7": {"merge_into": 3}, "9": {"junk": true}}, '
+        '"images": {"a.jpg": 3, "b.jpg": "wrong"}}'
+    )
     if first["type"] == "extra_forbidden":
-        entries = ("cluster", "not", "class") if first["loc"][0] == "images" else ClusterEntry.model_fields
-        known = Names.model_fields if len(first["loc"]) == 1 else entries
+        known = Names.model_fields if len(first["loc"]) == 1 else ClusterEntry.model_fields
         return DataError(f"{path}: unknown key {where}", hint=did_you_mean(str(first["loc"][-1]), known))
     what = first["msg"].removeprefix("Value error, ")
     return DataError(f"{path}: {where}: {what}" if where else f"{path}: {what}", hint=hint)

@@ -23,6 +23,7 @@ from ncd_serve.discovery.find import Batch, Candidate, Candidates, discover, emb
 from ncd_serve.errors import DataError, ExportMismatchError, UsageError
 from ncd_serve.files import staged_directory, swap_in
 from ncd_serve.mixture import grow
+from ncd_serve.naming import WRONG
 from ncd_serve.onnx_file import check_self_contained
 from ncd_serve.preprocess import load_array
 from ncd_serve.reference import REFERENCE, Reference
@@ -65,7 +66,8 @@ def append_generation(
         chosen.check(bundle)
     batch = read_batch(add, bundle, progress=progress)
     chosen = chosen or discover(batch, bundle, progress=progress).candidates
-    new = _new_clusters(bundle, reference, [*chosen.candidates, *_corrected(bundle)], progress)
+    corrected = _corrected(bundle, reference)
+    new = _new_clusters(bundle, reference, [*corrected.values(), *chosen.candidates], progress)
     taken = {path for cluster in new for path in cluster.paths}
     others = mixture.project(batch.embeddings[[path not in taken for path in batch.paths]])
     grown = grow(mixture, [mixture.project(cluster.embeddings) for cluster in new], others)
@@ -77,7 +79,9 @@ def append_generation(
         _rewrite_model(folder / MODEL, bundle, fresh, added=len(new))
         _verify(bundle, folder / MODEL, batch)
         changes = _changes(reference, grown, batch, added=len(new))
-        seal(folder, _manifest(bundle, new, changes), bundle.manifest.sha256)
+        manifest = _manifest(bundle, new, changes)
+        corrections = _after_growth(bundle.manifest, [*corrected], manifest, roots=(reference.root, fresh.root))
+        seal(folder, manifest.model_copy(update=corrections), bundle.manifest.sha256)
         swap_in(folder, out)
     return Bundle.read(out)
 
@@ -95,13 +99,37 @@ def _check_place(bundle: Bundle, out: Path) -> None:
     check_writable(out.absolute().parent)
 
 
-def _corrected(bundle: Bundle) -> list[Candidate]:
-    """Return the classes that corrections of single images name and no cluster has yet, with at least two images."""
-    files = defaultdict[str, list[str]](list)
-    for path, entry in bundle.manifest.corrections.items():
-        if entry.class_name is not None and entry.class_name not in bundle.manifest.cluster_names:
-            files[entry.class_name].append(path)
-    return [Candidate(images=paths, name=name) for name, paths in files.items() if len(paths) > 1]
+def _corrected(bundle: Bundle, reference: Reference) -> dict[int, Candidate]:
+    """Return the clusters that exist by corrections of single images alone, by id, if they have at least two images."""
+    about, files = bundle.manifest, defaultdict[int, list[str]](list)
+    for path, to in about.images.items():
+        if to != WRONG and to in about.new_names:
+            files[to].append(str(reference.root / path))
+    return {
+        number: Candidate(images=files[number], name=name)
+        for number, name in sorted(about.new_names.items())
+        if len(files[number]) > 1
+    }
+
+
+def _after_growth(
+    about: BundleManifest, grown: list[int], new: BundleManifest, *, roots: tuple[Path, Path]
+) -> dict[str, Any]:
+    """Return the corrections of the next generation: clusters in `grown` are real now, others come after all clusters.
+
+    `roots` are the folders that paths of the old and the new reference are relative to.
+    """
+    waiting = [number for number in sorted(about.new_names) if number not in grown]
+    places = {number: len(about.cluster_names) + place for place, number in enumerate(grown)}
+    places |= {number: len(new.cluster_names) + place for place, number in enumerate(waiting)}
+    files = {path: roots[0] / path for path in about.images}
+    paths = {
+        path: str(file.relative_to(roots[1]) if file.is_relative_to(roots[1]) else file) for path, file in files.items()
+    }
+    return {
+        "images": {paths[path]: to if to == WRONG else places.get(to, to) for path, to in about.images.items()},
+        "new_names": {places[number]: about.new_names[number] for number in waiting},
+    }
 
 
 def _new_clusters(

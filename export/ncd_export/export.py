@@ -29,7 +29,7 @@ from ncd_export.model_card import render_card
 from ncd_export.precision import PRECISIONS, PrecisionKind, precision_for
 from ncd_export.publish import Destination, finish_interrupted, publish, publishing, seal
 from ncd_export.rename import keep_names
-from ncd_export.repository import check_place, check_writable, disk_errors_as_data_errors
+from ncd_export.repository import check_clusters, check_place, check_writable, disk_errors_as_data_errors
 from ncd_export.triton_config import MAX_BATCH, THIS_CPU, Hardware
 from ncd_export.verify import Agreement, Images, Verification, check_finite, compare_precisions, verify, verify_outside
 from ncd_serve.bundle import CARD, HASHED, MANIFEST, MODEL, VERIFICATION, Bundle, BundleManifest
@@ -55,6 +55,7 @@ class ExportOptions:
     hardware: Hardware = THIS_CPU
     replace: bool = False
     keep: int | None = None
+    replace_model: bool = False  # take over a model that has the clusters of another run
 
     def check(self) -> None:
         """Raise UsageError if the device cannot serve the precision."""
@@ -91,7 +92,10 @@ def export_run(
     options.check()
     check_place(repository, name)
     _check_output(out)
-    state = load_state(setup, options.checkpoint or run.checkpoint)
+    checkpoint = options.checkpoint or run.checkpoint
+    state = load_state(setup, checkpoint)
+    if not options.replace_model:
+        check_clusters(repository, name, _own_checkpoints(out, checkpoint))
     planned = setup.config.optim.epochs
     if state.epoch < planned:
         progress.say(f"exporting the state after {state.epoch} of {planned} epochs", style="yellow")
@@ -278,6 +282,14 @@ def _bundle_manifest(
         versions={**{name: version(name) for name in _PACKAGES}, "onnxruntime": onnxruntime.__version__},
         sha256={},
     )
+
+
+def _own_checkpoints(out: Path, checkpoint: Path) -> set[str]:
+    """Return the checkpoint to be exported, and that of the bundle which it replaces: both are of the same run."""
+    try:
+        return {checkpoint_id(checkpoint), Bundle.read(out).manifest.checkpoint}
+    except DataError:
+        return {checkpoint_id(checkpoint)}
 
 
 def _check_output(out: Path) -> None:

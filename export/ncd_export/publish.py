@@ -17,6 +17,7 @@ from ncd_export.repository import add_version, disk_errors_as_data_errors, next_
 from ncd_export.triton_config import Hardware
 from ncd_serve.bundle import LABELS, MANIFEST, Bundle, BundleManifest
 from ncd_serve.files import locked, no_empty_folders, sha256, swap_in, write_text
+from ncd_serve.places import ExportPlace, remember_export
 from ncd_serve.text import labels_text
 from ncd_serve.triton.jpeg import jpeg_model_name
 
@@ -79,6 +80,7 @@ def publish(staged: Path, out: Path, destination: Destination) -> Path:
     bundle = Bundle.read(staged)
     try:
         with disk_errors_as_data_errors(out):
+            remember_export(staged, ExportPlace(place.repository, place.name), bundle=out)
             _journal(out).write_text(journal.model_dump_json())
         with disk_errors_as_data_errors(destination.repository / place.name):
             _add(bundle, journal)

@@ -12,7 +12,13 @@ import onnx
 
 from ncd_export.merge import set_merges
 from ncd_export.publish import Destination, publish, publishing, seal
-from ncd_export.repository import check_place, check_writable, disk_errors_as_data_errors, hardware_of
+from ncd_export.repository import (
+    check_clusters,
+    check_place,
+    check_writable,
+    disk_errors_as_data_errors,
+    hardware_of,
+)
 from ncd_serve.bundle import CARD, MODEL, Bundle, BundleManifest
 from ncd_serve.errors import DataError
 from ncd_serve.files import staged_directory, write_text
@@ -35,6 +41,7 @@ def rename_bundle(
     apply_names(opened.manifest, names)  # whatever is wrong is said before anything is written
     OnnxRunner(opened)
     check_place(repository, name)
+    check_clusters(repository, name, {opened.manifest.checkpoint})
     out = bundle.resolve()
     check_writable(out.parent)
     with disk_errors_as_data_errors(out), publishing(out, repository), staged_directory(out) as folder:
@@ -55,7 +62,7 @@ def keep_names(old: Path, fresh: Bundle) -> bool:
     if names.checkpoint != fresh.manifest.checkpoint:
         return False
     naming = apply_names(fresh.manifest, names)
-    if named := bool(naming.cluster_names != fresh.manifest.cluster_names or naming.corrections):
+    if named := naming != Naming.of(fresh.manifest):
         _rewrite(fresh.folder, fresh.manifest, naming)
     return named
 

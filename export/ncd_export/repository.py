@@ -8,8 +8,10 @@ import shutil
 from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
+from pydantic import ValidationError
+
 from ncd_export.triton_config import MARK, THIS_CPU, Hardware, render_config
-from ncd_serve.bundle import LABELS, MODEL, Bundle
+from ncd_serve.bundle import LABELS, MANIFEST, MODEL, Bundle, BundleManifest
 from ncd_serve.contract import THREADS
 from ncd_serve.errors import DataError, UsageError
 from ncd_serve.files import (
@@ -26,7 +28,7 @@ from ncd_serve.triton.jpeg import add_jpeg_model, jpeg_model_name
 from ncd_serve.triton.repository import CONFIG, MODEL_NAME, VERSION, read_config
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Collection, Iterator
     from pathlib import Path
 
 _LEFTOVER = re.compile(r"\..+\.[0-9a-f]{8}(\.old)?")  # hidden names of what killed processes were writing
@@ -123,6 +125,22 @@ def check_place(repository: Path, name: str) -> None:
     if config.parent.exists() and not (marked or is_unfinished(config.parent)):
         raise DataError(f"{config.parent} was not made by ncd-serve", hint="choose another --model-name or repository")
     check_writable(config.parent)
+
+
+def check_clusters(repository: Path, name: str, checkpoints: Collection[str]) -> None:
+    """Raise DataError if the newest version of a model is of another checkpoint: its ids mean other clusters."""
+    jpeg = repository / jpeg_model_name(name)
+    versions = _versions(repository / name)
+    try:
+        served = BundleManifest.model_validate_json((jpeg / str(max(versions, default=0)) / MANIFEST).read_bytes())
+    except (OSError, ValidationError):  # no such model, or one of an older version
+        return
+    if served.checkpoint and served.checkpoint not in checkpoints:
+        raise DataError(
+            f"the model '{name}' in {repository} has the clusters of another run ({served.dataset}, "
+            f"{len(served.cluster_names)} clusters, {served.created})",
+            hint="give this one a name of its own with --model-name; `ncd-serve export --replace-model` takes it over",
+        )
 
 
 def check_writable(folder: Path) -> None:

@@ -32,6 +32,7 @@ from ncd_serve.cli import (
     pretrain,
     query,
     serve,
+    studio,
     train,
 )
 from ncd_serve.cli.console import exit_with
@@ -63,6 +64,7 @@ app.command()(serve.stop)
 app.command()(query.query)
 app.command()(assign.assign)
 app.command()(gallery.gallery)
+app.command()(studio.studio)
 app.add_typer(name.app, name="name")
 app.command()(drift.drift)
 app.command()(discover.discover)

@@ -9,7 +9,7 @@ from typing import Annotated
 import typer
 
 from ncd_serve.cli.console import messages, out
-from ncd_serve.cli.options import AllowUrls, Digest, Engine, Form, Images, MinConfidence, Resume, TopK
+from ncd_serve.cli.options import AllowUrls, Digest, Engine, Form, Images, MinConfidence, Resume, TopK, bundle_or_newest
 from ncd_serve.errors import UsageError
 from ncd_serve.progress import Progress
 from ncd_serve.runners import Device
@@ -17,7 +17,9 @@ from ncd_serve.runners import Device
 
 def assign(
     images: Images,
-    bundle: Annotated[Path, typer.Option(help="A bundle that `ncd-serve export` made.")],
+    bundle: Annotated[
+        Path | None, typer.Option(help="A bundle or an exported run; default: the newest exported run.")
+    ] = None,
     output: Annotated[
         str | None,
         typer.Option("--out", help="Write rows to a .csv, .jsonl or .parquet file; with Ray a folder, also by URL."),
@@ -54,7 +56,8 @@ def assign(
     from ncd_serve.rows.writing import RowOptions, print_rows, save_rows
     from ncd_serve.runners import open_bundle
 
-    progress, options = Progress(messages), RowOptions(top_k, min_confidence, allow_urls)
+    bundle, options = bundle_or_newest(bundle), RowOptions(top_k, min_confidence, allow_urls)
+    progress = Progress(messages)
     load = partial(open_bundle, bundle, device=device, digest=digest, progress=progress)
     if engine is Engine.RAY:
         from ncd_serve.bulk.run import RayOptions, assign_in_bulk

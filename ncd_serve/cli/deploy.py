@@ -9,8 +9,9 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from ncd_serve.cli.console import messages, out
-from ncd_serve.cli.options import Digest, ModelName, PythonModels
+from ncd_serve.cli.options import Digest, PythonModels
 from ncd_serve.deploy import Target
+from ncd_serve.places import ExportPlace, export_place
 
 if TYPE_CHECKING:
     from ncd_serve.deploy.facts import Deployment
@@ -29,10 +30,10 @@ def render(
     bundle: Annotated[Path, typer.Option(help="A bundle.")],
     folder: Annotated[Path, typer.Option("--out", help="Folder to write.")],
     digest: Digest = None,
-    repository: Annotated[Path, typer.Option(help="Triton model repository that serves it.")] = Path(
-        "model_repository"
-    ),
-    model_name: ModelName = "ncd_global",
+    repository: Annotated[
+        Path | None, typer.Option(help="Triton model repository that serves it; default: as it was exported.")
+    ] = None,
+    model_name: Annotated[str | None, typer.Option(help="The model's name there; default: as it was exported.")] = None,
     image: Annotated[str | None, typer.Option(help="The image to build and run; default MODEL:BUNDLE_ID.")] = None,
     repository_uri: Annotated[
         str,
@@ -50,11 +51,13 @@ def render(
     from ncd_serve.deploy.render import render as write
 
     check_untouched(folder)
+    place = export_place(bundle)
+    place = ExportPlace(repository or place.repository, model_name or place.model)
     with messages.status("measuring how much memory the model needs"):
         facts = collect_facts(
             Bundle.read(bundle, digest=digest),
-            repository,
-            model=model_name,
+            place.repository,
+            model=place.model,
             image=image,
             repository_uri=repository_uri,
             python_models=python_models,

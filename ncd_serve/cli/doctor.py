@@ -13,7 +13,8 @@ from rich.markup import escape
 from rich.table import Column, Table
 
 from ncd_serve.cli.console import messages, out
-from ncd_serve.cli.options import ModelName
+from ncd_serve.contract import DEFAULT_MODEL
+from ncd_serve.places import export_place
 
 if TYPE_CHECKING:
     from ncd_serve.doctor.checks import Check
@@ -26,7 +27,9 @@ def doctor(
     bundle: Annotated[Path | None, typer.Option(help="Also check a bundle.")] = None,
     repository: Annotated[Path | None, typer.Option(help="Also check a model repository.")] = None,
     url: Annotated[str | None, typer.Option(help="Also check a Triton server.")] = None,
-    model_name: ModelName = "ncd_global",
+    model_name: Annotated[
+        str | None, typer.Option(help="The model's name; default: as the bundle was exported, as the server has it.")
+    ] = None,
     self_test: Annotated[
         bool, typer.Option("--self-test", help="Also train, export and serve a small model; about a minute.")
     ] = False,
@@ -40,8 +43,11 @@ def doctor(
     """
     from ncd_serve.doctor.checks import examine
     from ncd_serve.doctor.self_test import run_self_test
+    from ncd_serve.triton.serve import server_and_model
 
-    found = examine(bundle=bundle, repository=repository, url=url, model=model_name)
+    served = server_and_model(url, None)[1] if url else DEFAULT_MODEL
+    model = model_name or (export_place(bundle).model if bundle else served)
+    found = examine(bundle=bundle, repository=repository, url=url, model=model)
     checks: list[Check] = []
     with messages.status("checking"):
         for check in chain(found, run_self_test() if self_test else ()):

@@ -3,17 +3,17 @@
 from __future__ import annotations
 
 import json
-from pathlib import Path
 from typing import Annotated
 
 import typer
 
 from ncd_serve.cli.console import out, progress
+from ncd_serve.cli.options import RunArgument, run_or_newest
 from ncd_serve.errors import needs_extra
 
 
 def evaluate(
-    run: Annotated[Path, typer.Argument(help="A run directory.")],
+    run: RunArgument = None,
     per_class: Annotated[bool, typer.Option("--per-class", help="Show all classes of all splits.")] = False,
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
 ) -> None:
@@ -22,6 +22,7 @@ def evaluate(
         from ncd_training.api import open_run
         from ncd_training.summary.figures import score_tables
 
+        run = run_or_newest(run)
         summary = open_run(run, progress=progress).evaluate()
     if as_json:
         out.print_json(json.dumps(summary.as_json()))

@@ -11,9 +11,10 @@ from rich.markup import escape
 
 from ncd_serve.bundle import MANIFEST
 from ncd_serve.cli.console import out, progress
-from ncd_serve.cli.options import ModelName
+from ncd_serve.cli.options import run_or_newest
 from ncd_serve.contract import Precision
 from ncd_serve.errors import UsageError, needs_extra
+from ncd_serve.places import ExportPlace, export_place
 
 if TYPE_CHECKING:
     from ncd_serve.bundle import Bundle
@@ -28,12 +29,19 @@ class ServedOn(str, Enum):
 
 
 def export(
-    run: Annotated[Path, typer.Argument(help="A run directory, or a bundle to serve as it is.")],
+    run: Annotated[
+        Path | None,
+        typer.Argument(metavar="[RUN]", help="A run, or a bundle to serve as it is; default: the newest run."),
+    ] = None,
     output: Annotated[Path | None, typer.Option("--out", help="The bundle's folder; default RUN/bundle.")] = None,
-    repository: Annotated[Path, typer.Option(help="Triton model repository to add the model to.")] = Path(
-        "model_repository"
-    ),
-    model_name: ModelName = "ncd_global",
+    repository: Annotated[
+        Path | None,
+        typer.Option(help="Triton model repository to add the model to; default: the last one, else model_repository."),
+    ] = None,
+    model_name: Annotated[
+        str | None,
+        typer.Option(help="The model's name there; default: the last one, else the run's, ncd_global for datasets."),
+    ] = None,
     checkpoint: Annotated[Path | None, typer.Option(help="A checkpoint of the run; default: the newest.")] = None,
     precision: Annotated[
         Precision, typer.Option(help="fp16 is for GPUs, int8 for CPUs; both are compared with fp32.")
@@ -52,17 +60,22 @@ def export(
         bool, typer.Option("--replace", help="Replace the newest version instead of adding one.")
     ] = False,
     keep: Annotated[int | None, typer.Option(min=1, help="Remove all versions but the newest N.")] = None,
+    replace_model: Annotated[
+        bool, typer.Option("--replace-model", help="Take over a model that has the clusters of another run.")
+    ] = False,
 ) -> None:
     """Export a run to a verified ONNX bundle and add it to a Triton model repository."""
-    if (run / MANIFEST).is_file():
+    if run and (run / MANIFEST).is_file():
         if output or checkpoint or precision is not Precision.FP32:
             raise UsageError("--out, --checkpoint and --precision are for runs", hint="export the run once more")
-        _publish(run, repository, model_name, device=device, cores=cores, replace=replace, keep=keep)
+        usual = export_place(run)
+        place = ExportPlace(repository or usual.repository, model_name or usual.model)
+        _publish(run, place, device=device, cores=cores, replace=replace, keep=keep)
         return
     with needs_extra("train,export"):
         from ncd_training.api import open_run
 
-        bundle = open_run(run, progress=progress).export(
+        bundle = open_run(run_or_newest(run), progress=progress).export(
             out=output,
             repository=repository,
             model_name=model_name,
@@ -73,6 +86,7 @@ def export(
             cores=cores,
             replace=replace,
             keep=keep,
+            replace_model=replace_model,
         )
     found = bundle.verification()
     out.print(
@@ -90,11 +104,13 @@ def export(
             highlight=False,
             soft_wrap=True,
         )
-    _show_place(bundle, max((repository / model_name).glob("[0-9]*"), key=lambda folder: int(folder.name)), repository)
+    place = export_place(bundle.folder)
+    version = max((place.repository / place.model).glob("[0-9]*"), key=lambda folder: int(folder.name))
+    _show_place(bundle, version, place)
 
 
 def _publish(
-    folder: Path, repository: Path, name: str, *, device: ServedOn, cores: int | None, replace: bool, keep: int | None
+    folder: Path, place: ExportPlace, *, device: ServedOn, cores: int | None, replace: bool, keep: int | None
 ) -> None:
     """Add a bundle that exists to a repository, e.g. the next generation or an earlier one."""
     from ncd_serve.bundle import Bundle
@@ -104,16 +120,18 @@ def _publish(
         from ncd_export.repository import add_to_repository
         from ncd_export.triton_config import Hardware
     hardware = Hardware(device.value, cores)
-    version = add_to_repository(bundle, repository, name=name, hardware=hardware, replace=replace, keep=keep)
+    version = add_to_repository(
+        bundle, place.repository, name=place.model, hardware=hardware, replace=replace, keep=keep
+    )
     out.print(f"generation {bundle.manifest.generation}, {len(bundle.manifest.cluster_names)} clusters")
-    _show_place(bundle, version, repository)
+    _show_place(bundle, version, place)
 
 
-def _show_place(bundle: Bundle, version: Path, repository: Path) -> None:
+def _show_place(bundle: Bundle, version: Path, place: ExportPlace) -> None:
     out.print(
         f"bundle: [bold]{escape(str(bundle.folder))}[/bold]\ndigest: {bundle.digest}\n"
         f"model:  [bold]{escape(str(version))}[/bold]\n"
-        f"next: ncd-serve serve --repository {escape(str(repository))}",
+        f"next: ncd-serve serve --repository {escape(str(place.repository))}",
         highlight=False,
         soft_wrap=True,
     )

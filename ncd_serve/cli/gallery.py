@@ -8,14 +8,19 @@ from typing import Annotated
 import typer
 
 from ncd_serve.cli.console import messages, out
+from ncd_serve.cli.options import run_or_newest
 from ncd_serve.gallery.projection import MapKind
 from ncd_serve.progress import Progress
 
 
 def gallery(
     source: Annotated[
-        Path, typer.Argument(metavar="RUN|BUNDLE|ROWS", help="A finished run, a bundle, or rows of query or assign.")
-    ],
+        Path | None,
+        typer.Argument(
+            metavar="[RUN|BUNDLE|ROWS]",
+            help="A finished run, a bundle, or rows of query or assign; default: the newest run.",
+        ),
+    ] = None,
     output: Annotated[
         Path | None,
         typer.Option("--out", help="The page; default RUN/gallery.html, BUNDLE.gallery.html or ROWS.gallery.html."),
@@ -36,7 +41,9 @@ def gallery(
     from ncd_serve.gallery import make_gallery
 
     progress = Progress(messages)
-    made = make_gallery(source, output, bundle=bundle, images=images, title=title, kind=map_, progress=progress)
+    made = make_gallery(
+        run_or_newest(source), output, bundle=bundle, images=images, title=title, kind=map_, progress=progress
+    )
     gone = f" ({made.missing:,} could not be read)" if made.missing else ""
     size = made.path.stat().st_size / 1e6
     progress.say(f"{made.clusters:,} clusters, {made.images:,} images{gone}, {size:.1f} MB")

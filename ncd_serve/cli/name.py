@@ -12,13 +12,16 @@ from rich.markup import escape
 from rich.table import Column, Table
 
 from ncd_serve.cli.console import messages, out, progress
-from ncd_serve.cli.options import ModelName
+from ncd_serve.cli.options import bundle_or_newest
 from ncd_serve.errors import UsageError, needs_extra
+from ncd_serve.places import ExportPlace, bundle_of, bundle_of_checkpoint, export_place
 
 if TYPE_CHECKING:
-    from ncd_serve.naming import ClusterState, Naming
+    from ncd_serve.naming import ClusterState, Names, Naming
 
-BundleFolder = Annotated[Path, typer.Option("--bundle", help="A bundle.")]
+BundleFolder = Annotated[
+    Path | None, typer.Option("--bundle", help="A bundle or a run; default: the newest exported run.")
+]
 
 app = typer.Typer(help="Name the clusters of a bundle, merge them, or mark them as junk.", no_args_is_help=True)
 
@@ -26,48 +29,58 @@ app = typer.Typer(help="Name the clusters of a bundle, merge them, or mark them 
 @app.command()
 def apply(
     names: Annotated[Path, typer.Argument(help="A names.json, as the gallery saves it.")],
-    bundle: Annotated[Path | None, typer.Option(help="A bundle; default: the one that the file names.")] = None,
-    repository: Annotated[Path, typer.Option(help="Triton model repository to add the model to.")] = Path(
-        "model_repository"
-    ),
-    model_name: ModelName = "ncd_global",
+    source: Annotated[
+        Path | None,
+        typer.Argument(
+            metavar="[RUN|BUNDLE]", help="Whose clusters; default: those that the file names, else the newest run's."
+        ),
+    ] = None,
+    bundle: Annotated[Path | None, typer.Option(help="The same as the second argument.")] = None,
+    repository: Annotated[
+        Path | None, typer.Option(help="Triton model repository; default: the one that the bundle was exported to.")
+    ] = None,
+    model_name: Annotated[str | None, typer.Option(help="The model's name there; default: as it was exported.")] = None,
     keep: Annotated[int | None, typer.Option(min=1, help="Remove all versions but the newest N.")] = None,
 ) -> None:
     """Write names and merges into a bundle, and add it to a Triton model repository as a new version."""
     from ncd_serve.bundle import Bundle
-    from ncd_serve.naming import Names, Naming, State, apply_names, cluster_states
+    from ncd_serve.naming import Names, Naming, State, apply_names, cluster_states, corrections_in_words
 
     wanted = Names.read(names)
-    folder = bundle or wanted.bundle
-    if folder is None:
-        raise UsageError(f"{names} does not say which bundle it is for", hint="add --bundle RUN/bundle")
+    folder = _bundle_for(source or bundle, wanted)
+    place = export_place(folder)
+    place = ExportPlace(repository or place.repository, model_name or place.model)
     apply_names(Bundle.read(folder).manifest, wanted)  # what is wrong is said even where nothing can be written
     with needs_extra("export"):
         from ncd_export.rename import rename_bundle
     with messages.status("writing the named model"):
-        named, version = rename_bundle(folder, wanted, repository=repository, name=model_name, keep=keep)
+        named, version = rename_bundle(folder, wanted, repository=place.repository, name=place.model, keep=keep)
     about = named.manifest
-    _note_same_names(Naming(about.cluster_names, about.merged, about.junk, about.corrections))
+    _note_same_names(Naming.of(about))
     counts = Counter(cluster.state for cluster in cluster_states(about))
     parts = [f"{counts[state]} {state}" for state in get_args(State) if counts[state]]
+    corrections = corrections_in_words(about)
     out.print(
         f"{len(about.cluster_names)} clusters: {', '.join(parts)}\n"
+        f"{f'corrected images: {corrections}, for the next round{chr(10)}' if corrections else ''}"
         f"bundle: [bold]{escape(str(named.folder))}[/bold]\ndigest: {named.digest}\n"
         f"model:  [bold]{escape(str(version))}[/bold]\n"
-        f"next: ncd-serve serve --repository {escape(str(repository))}    (a server with --watch loads it by itself)",
+        f"{_what_follows(place.repository)}",
         highlight=False,
         soft_wrap=True,
     )
 
 
 @app.command("list")
-def list_(bundle: BundleFolder, as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False) -> None:
+def list_(
+    bundle: BundleFolder = None, as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False
+) -> None:
     """Show the clusters of a bundle: their names, their images in training, and which are merged or junk."""
     from ncd_serve.bundle import Bundle
     from ncd_serve.naming import cluster_states
     from ncd_serve.reference import REFERENCE
 
-    opened = Bundle.read(bundle)
+    opened = Bundle.read(bundle_or_newest(bundle))
     clusters = cluster_states(opened.manifest)
     # Bundles of older versions do not know it.
     images = opened.reference().counts.tolist() if REFERENCE in opened.manifest.sha256 else [None] * len(clusters)
@@ -84,7 +97,7 @@ def list_(bundle: BundleFolder, as_json: Annotated[bool, typer.Option("--json", 
 
 @app.command()
 def export(
-    bundle: BundleFolder,
+    bundle: BundleFolder = None,
     target: Annotated[Path | None, typer.Option("--out", help="The new file; default: print it.")] = None,
 ) -> None:
     """Write the names.json that would restore a bundle's names, merges and junk."""
@@ -92,7 +105,7 @@ def export(
     from ncd_serve.files import write_json
     from ncd_serve.naming import Names
 
-    content = Names.of(Bundle.read(bundle)).as_json()
+    content = Names.of(Bundle.read(bundle_or_newest(bundle))).as_json()
     if target is None:
         out.print_json(json.dumps(content))
         return
@@ -137,6 +150,25 @@ def carry(
         highlight=False,
         soft_wrap=True,
     )
+
+
+def _bundle_for(given: Path | None, names: Names) -> Path:
+    """Return the bundle that names are for: as given, as the file says, by its checkpoint, or the newest one."""
+    if given is not None:
+        return bundle_of(given)
+    if names.bundle is not None and names.bundle.is_dir():
+        return names.bundle
+    same = bundle_of_checkpoint(names.checkpoint) if names.checkpoint else None
+    return same or names.bundle or bundle_or_newest(None)
+
+
+def _what_follows(repository: Path) -> str:
+    """Return what happens next to names in a repository: a running server takes them, or one has to be started."""
+    from ncd_serve.triton.registry import server_of
+
+    if server := server_of(repository):
+        return f"server {server.pid} on {server.grpc_url} answers with them in a moment, unless it runs with --no-watch"
+    return f"next: ncd-serve serve --repository {escape(str(repository))}"
 
 
 def _in_words(cluster: ClusterState) -> str:

@@ -8,7 +8,9 @@ from typing import Annotated
 
 import typer
 
+from ncd_serve.cli.console import say
 from ncd_serve.contract import TOKEN_VARIABLE
+from ncd_serve.places import bundle_of, newest_bundle, newest_run
 
 
 class RowFormat(str, Enum):
@@ -43,7 +45,9 @@ Digest = Annotated[
 PythonModels = Annotated[
     bool, typer.Option("--allow-python-models", help="Serve models that run code of their own, if you trust them.")
 ]
-ModelName = Annotated[str, typer.Option(help="The model's name in the repository.")]
+RunArgument = Annotated[
+    Path | None, typer.Argument(metavar="[RUN]", help="A run directory; default: the newest run.", show_default=False)
+]
 Images = Annotated[
     list[str],
     typer.Argument(
@@ -70,3 +74,20 @@ Token = Annotated[
         envvar=TOKEN_VARIABLE, show_envvar=True, help="The token that the server asks of clients.", show_default=False
     ),
 ]
+
+
+def run_or_newest(run: Path | None) -> Path:
+    """Return what was given, or the newest run, and say which that is."""
+    if run is None:
+        run = newest_run()
+        say(f"the newest run: {run}")
+    return run
+
+
+def bundle_or_newest(source: Path | None) -> Path:
+    """Return the bundle of a run, a bundle, or the newest exported run, and say which that is."""
+    if source is not None:
+        return bundle_of(source)
+    bundle = newest_bundle()
+    say(f"the newest bundle: {bundle}")
+    return bundle

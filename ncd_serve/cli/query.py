@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-from functools import partial
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Annotated
 
 import typer
 
 from ncd_serve.cli.console import messages, out
-from ncd_serve.cli.options import AllowUrls, Form, Images, MinConfidence, ModelName, Output, Resume, Token, TopK
-from ncd_serve.contract import DEFAULT_MODEL, DEFAULT_URL
+from ncd_serve.cli.options import AllowUrls, Form, Images, MinConfidence, Output, Resume, Token, TopK
+from ncd_serve.contract import DEFAULT_URL
 from ncd_serve.errors import UsageError
 from ncd_serve.progress import Progress
 
@@ -17,9 +18,16 @@ from ncd_serve.progress import Progress
 def query(
     images: Images,
     url: Annotated[
-        str, typer.Option(help="The Triton server: grpc://HOST:PORT or http://HOST:PORT; grpcs and https for TLS.")
-    ] = DEFAULT_URL,
-    model_name: ModelName = DEFAULT_MODEL,
+        str | None,
+        typer.Option(
+            help="The Triton server: grpc://HOST:PORT or http://HOST:PORT; grpcs and https for TLS. Default: this "
+            f"machine's server of the newest run, else the only one, else {DEFAULT_URL}.",
+            show_default=False,
+        ),
+    ] = None,
+    model_name: Annotated[
+        str | None, typer.Option(help="The model's name; default: the exported one of a server on this machine.")
+    ] = None,
     output: Output = None,
     resume: Resume = False,
     form: Form = None,
@@ -36,11 +44,19 @@ def query(
     """Ask a Triton server for the cluster ids of images."""
     from ncd_serve.client.client import Client
     from ncd_serve.rows.writing import RowOptions, print_rows, save_rows
+    from ncd_serve.triton.serve import server_and_model
 
     progress, options = Progress(messages), RowOptions(top_k, min_confidence, allow_urls)
-    connect = partial(
-        Client, url, model=model_name, timeout=timeout, patience=patience, concurrency=concurrency, token=token
-    )
+    address, model = server_and_model(url, model_name)
+
+    @contextmanager
+    def connect() -> Iterator[Client]:
+        with Client(
+            address, model=model, timeout=timeout, patience=patience, concurrency=concurrency, token=token
+        ) as client:
+            yield client
+            progress.say(f"answered by {client.answered_by}")
+
     if output:
         save_rows(images, connect, target=output, resume=resume, options=options, progress=progress)
     elif resume:

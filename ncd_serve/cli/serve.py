@@ -10,10 +10,11 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 from rich.table import Column, Table
 
-from ncd_serve.cli.console import messages, out
+from ncd_serve.cli.console import messages, out, say
 from ncd_serve.cli.options import PythonModels, Token
 from ncd_serve.contract import checked_token
 from ncd_serve.errors import ServerError
+from ncd_serve.places import DEFAULT_REPOSITORY
 from ncd_serve.progress import Progress
 
 if TYPE_CHECKING:
@@ -24,12 +25,19 @@ _USUAL_PORT = "default {}, or a free one if that is taken; 0 for a free one"
 
 
 def serve(
-    repository: Annotated[Path, typer.Option(help="Triton model repository.")] = Path("model_repository"),
+    repository: Annotated[
+        Path | None,
+        typer.Option(
+            help="Triton model repository; default: the one that the newest run was exported to, else model_repository."
+        ),
+    ] = None,
     host: Annotated[str, typer.Option(help="Address to listen on; other machines need 0.0.0.0.")] = "127.0.0.1",
     grpc_port: Annotated[int | None, typer.Option(help=f"Port for gRPC; {_USUAL_PORT.format(8001)}.")] = None,
     http_port: Annotated[int | None, typer.Option(help=f"Port for HTTP; {_USUAL_PORT.format(8000)}.")] = None,
     metrics_port: Annotated[int | None, typer.Option(help=f"Port for metrics; {_USUAL_PORT.format(8002)}.")] = None,
-    watch: Annotated[bool, typer.Option("--watch", help="Load new versions as they are exported.")] = False,
+    watch: Annotated[
+        bool, typer.Option("--watch/--no-watch", help="Load new versions and names as they are exported.")
+    ] = True,
     quiet: Annotated[bool, typer.Option("--quiet", help="Do not show requests and latency.")] = False,
     detached: Annotated[
         bool, typer.Option("--detach", help="Run in the background; return once the server is ready.")
@@ -43,8 +51,12 @@ def serve(
     ] = None,
 ) -> None:
     """Start a Triton server on a model repository; Ctrl-C stops it."""
-    from ncd_serve.triton.serve import ServeOptions, serve_detached, serve_until_stopped
+    from ncd_serve.triton.serve import ServeOptions, newest_export, serve_detached, serve_until_stopped
 
+    if repository is None:
+        place = newest_export()
+        repository = place.repository if place else DEFAULT_REPOSITORY
+        say(f"serving {repository}{f', to which the newest run was exported as {place.model}' if place else ''}")
     options = ServeOptions(
         repository,
         host=host,

@@ -58,6 +58,11 @@ class Client:
         self.preprocess, self.max_batch, *_ = self._model.contract
         self.cluster_names = self._model.cluster_names
 
+    @property
+    def answered_by(self) -> str:
+        """Model, its version and the server that have answered, in words; several versions if it was updated."""
+        return self._model.answered_by
+
     def answer(self, images: NDArray[np.uint8]) -> Answer:
         """Ask the model about images uint8 [N, H, W, 3], in as many requests as the server's batch limit needs."""
         return self.submit(images).result()
@@ -159,6 +164,11 @@ class _ServedModel:
         self.cluster_names = [str(number) for number in range(contract.clusters)]
         self._widths = {contract.clusters}  # numbers of clusters of the generations that were served so far
         self.close = connection.close
+
+    @property
+    def answered_by(self) -> str:
+        versions = ", ".join(self._connection.versions)
+        return f"{self._connection.where}, version {versions}"
 
     @classmethod
     async def open(cls, connect: Callable[[], Connection], *, concurrency: int) -> _ServedModel:

@@ -21,6 +21,7 @@ from tritonclient.utils import InferenceServerException
 
 from ncd_serve.contract import TOKEN_HEADER, TOKEN_VARIABLE
 from ncd_serve.errors import ServerError, UsageError
+from ncd_serve.text import printable
 
 _T = TypeVar("_T")
 _log = logging.getLogger(__name__)
@@ -87,6 +88,7 @@ class Connection:
         self.where = f"model '{model}' on {self._address}"
         self._model, self._timeout, self._patience = model, timeout, patience
         self._secure, self._away = scheme in _SECURE, False
+        self.versions: dict[str, None] = {}  # of the model, that have answered so far
         self._request_ids = map(f"{uuid.uuid4().hex[:8]}-{{}}".format, count(1))
         options: dict[str, Any] = {"channel_args": _GRPC_OPTIONS}
         self._lost: tuple[type[Exception], ...] = ()
@@ -144,6 +146,7 @@ class Connection:
         self._note(away=False)
         try:
             arrays = [result.as_numpy(name) for name in outputs]
+            self.versions.setdefault(_version(result.get_response()))
         except Exception as error:  # the library trusts what servers say about sizes
             raise self._nonsense(error) from None
         if lacking := [name for name, array in zip(outputs, arrays, strict=True) if array is None]:
@@ -200,3 +203,9 @@ class Connection:
         said = error.message() if isinstance(error, InferenceServerException) else error
         refused = any(word in str(error) for word in _NO_ENTRY)
         return ServerError(f"{self.where}: {said}", hint=_GIVE_TOKEN if refused else CHECK_SERVER)
+
+
+def _version(response: Any) -> str:
+    """Return the version of the model that an answer is from; gRPC has it in a message, HTTP in JSON."""
+    found = response.get("model_version") if isinstance(response, dict) else response.model_version
+    return printable(found or "of no number")[:20]

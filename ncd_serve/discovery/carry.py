@@ -7,10 +7,10 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
-from ncd_serve.bundle import Bundle, Correction
+from ncd_serve.bundle import Bundle
 from ncd_serve.errors import DataError, UsageError
 from ncd_serve.inputs.images import find_images
-from ncd_serve.naming import ClusterEntry, Names, cluster_states, known_clusters
+from ncd_serve.naming import WRONG, ClusterEntry, Correction, Names, cluster_states, known_clusters
 from ncd_serve.progress import SILENT, Progress
 from ncd_serve.rows.assignment import assign_images
 from ncd_serve.runners import OnnxRunner
@@ -85,23 +85,24 @@ def _names(before: Bundle, after: Bundle, partner: dict[int, int]) -> Names:
             clusters[number] = ClusterEntry(name=state.cluster_name)
         elif (target := partner.get(state.merged_into or 0)) is not None and target != number:
             clusters[number] = ClusterEntry(merge_into=target)
-    corrections = {
-        path: moved
-        for path, entry in before.manifest.corrections.items()
-        if (moved := _moved(entry, partner)) is not None
-    }
+    # Clusters that exist by corrections alone come after those of the new model.
+    fresh = {old: len(after.manifest.cluster_names) + place for place, old in enumerate(before.manifest.new_names)}
+    clusters |= {fresh[old]: ClusterEntry(name=name) for old, name in before.manifest.new_names.items()}
+    images = _carried_corrections(before, after, partner | fresh)
     checkpoint = after.manifest.checkpoint or None
-    return Names(checkpoint=checkpoint, bundle=after.folder.absolute(), clusters=clusters, images=corrections)
+    return Names(checkpoint=checkpoint, bundle=after.folder.absolute(), clusters=clusters, images=images)
 
 
-def _moved(entry: Correction, partner: dict[int, int]) -> Correction | None:
-    """Return a correction with the new cluster's number; None if that cluster has no partner."""
-    if entry.class_name is not None:
-        return entry
-    if entry.cluster is not None:
-        return Correction(cluster=partner[entry.cluster]) if entry.cluster in partner else None
-    number = partner.get(-1 if entry.not_cluster is None else entry.not_cluster)
-    return None if number is None else Correction(not_cluster=number)
+def _carried_corrections(before: Bundle, after: Bundle, partner: dict[int, int]) -> dict[str, Correction | None]:
+    """Return corrections of images that the new model was trained on, too, with the numbers of its clusters."""
+    old, new = before.reference(), after.reference()
+    known = {str(file): path for file, path in zip(new.files(), new.paths, strict=True)}
+    files = {path: str(old.root / path) for path in before.manifest.images}
+    return {
+        known[files[path]]: to if to == WRONG else partner[to]
+        for path, to in before.manifest.images.items()
+        if files[path] in known and (to == WRONG or to in partner)
+    }
 
 
 def _shared(before: Bundle, after: Bundle) -> tuple[Ids, Ids]:

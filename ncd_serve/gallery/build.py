@@ -13,7 +13,7 @@ from ncd_serve.errors import DataError, UsageError
 from ncd_serve.files import atomic_path
 from ncd_serve.gallery.clusters import describe_clusters
 from ncd_serve.gallery.collection import Collection
-from ncd_serve.gallery.page import page_data, write_page
+from ncd_serve.gallery.page import Layout, page_data, write_page
 from ncd_serve.gallery.projection import MapKind, choose_kind, places
 from ncd_serve.gallery.read import read_source
 from ncd_serve.gallery.thumbnails import make_sheets, tile_size
@@ -68,19 +68,22 @@ def build_gallery(
     progress: Progress = SILENT,
 ) -> Gallery:
     """Write the page of a collection, atomically."""
-    clusters, central = describe_clusters(shown)
-    kind, where = _draw_map(shown, kind, progress)
-    size = tile_size(len(shown.paths))
-    sheets = make_sheets(shown.files, clusters, size=size, progress=progress)
-    data = page_data(
-        shown, clusters, central, sheets=sheets, tile=size, title=title or shown.source.name, kind=kind, where=where
-    )
+    layout = lay_out(shown, kind=kind, progress=progress)
+    sheets = make_sheets(shown.files, layout.clusters, size=tile_size(len(shown.paths)), progress=progress)
+    missing = [start + number for start, sheet in zip(layout.starts, sheets, strict=False) for number in sheet.missing]
+    data = page_data(shown, layout, missing=missing, title=title or shown.source.name)
     try:
         with atomic_path(target) as temporary, temporary.open("wb") as stream:
             write_page(data, sheets, stream)
     except OSError as error:
         raise DataError(f"cannot write {target}: {error.strerror}", hint="check the folder and its space") from error
-    return Gallery(target, len(shown.paths), len(clusters), sum(len(sheet.missing) for sheet in sheets))
+    return Gallery(target, len(shown.paths), len(layout.clusters), len(missing))
+
+
+def lay_out(shown: Collection, *, kind: MapKind | None = None, progress: Progress = SILENT) -> Layout:
+    """Describe the clusters of a collection, order its images, and place them on the map."""
+    clusters, central = describe_clusters(shown)
+    return Layout(clusters, central, *_draw_map(shown, kind, progress))
 
 
 def _draw_map(shown: Collection, kind: MapKind | None, progress: Progress) -> tuple[MapKind, Floats | None]:

@@ -109,7 +109,7 @@ def _nearest(shown: Collection, number: int, numbers: list[int], centres: Floats
 
 def _resembles(shown: Collection, number: int) -> tuple[str, float] | None:
     known = shown.known_ids.get(number)
-    if known is None or not len(known):
+    if known is None or not len(known) or not shown.known_classes:
         return None
     likest, count = Counter(known.tolist()).most_common(1)[0]
     return shown.known_classes[likest], count / len(known)

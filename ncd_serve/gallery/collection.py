@@ -9,6 +9,8 @@ from typing import Literal
 import numpy as np
 from numpy.typing import NDArray
 
+from ncd_serve.naming import Correction
+
 Ids = NDArray[np.int64]
 Floats = NDArray[np.float32]
 Kind = Literal["run", "bundle", "rows"]
@@ -22,6 +24,8 @@ class GivenNames:
     names: dict[int, str] = field(default_factory=dict)
     merged: dict[int, int] = field(default_factory=dict)
     junk: list[int] = field(default_factory=list)
+    images: dict[str, Correction] = field(default_factory=dict)  # single images given to another cluster, by path
+    new_names: dict[int, str] = field(default_factory=dict)  # clusters that exist by such images alone
     checkpoint: str | None = None  # the state of the model whose clusters these are
     bundle: Path | None = None  # where the names are kept
     fixed: int = 0  # the first clusters, which are known classes and keep their names

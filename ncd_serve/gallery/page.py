@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import base64
 import hashlib
-from functools import cache
+from dataclasses import dataclass
+from functools import cache, cached_property
 from importlib.resources import files
 from itertools import accumulate
 from typing import TYPE_CHECKING, Any
@@ -12,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 from ncd_serve import __version__
 from ncd_serve.fit import FITS
 from ncd_serve.gallery.confusion import confusion_data
+from ncd_serve.gallery.questions import find_questions
 from ncd_serve.gallery.thumbnails import COLUMNS, parts
 from ncd_serve.text import printable
 
@@ -25,25 +27,54 @@ if TYPE_CHECKING:
     from ncd_serve.gallery.thumbnails import Sheet
 
 # In this order, in one scope.
-SCRIPTS = ("data", "sheets", "naming", "tiles", "cards", "detail", "filter", "map", "matrix", "keys", "main")
+SCRIPTS = (
+    "data",
+    "sheets",
+    "naming",
+    "tiles",
+    "cards",
+    "choose",
+    "selection",
+    "detail",
+    "questions",
+    "filter",
+    "map",
+    "lasso",
+    "matrix",
+    "keys",
+    "main",
+)
 _MAX_FAILURES_LISTED = 200  # listed; all are counted
 
 
-def page_data(
-    shown: Collection,
-    clusters: Sequence[Cluster],
-    central: Floats,
-    *,
-    sheets: Sequence[Sheet],
-    tile: int,
-    title: str,
-    kind: MapKind,
-    where: Floats | None,
-) -> dict[str, Any]:
+@dataclass(frozen=True)
+class Layout:
+    """Clusters in the order in which they are shown, and the places of their images."""
+
+    clusters: list[Cluster]
+    central: Floats  # [N] centrality of each image in its cluster
+    kind: MapKind
+    where: Floats | None  # [N + B, 2] of the images, then of the background
+
+    @cached_property
+    def order(self) -> list[int]:
+        """Rows of the images, cluster by cluster: the number of an image in the page is its place here."""
+        return [row for cluster in self.clusters for row in cluster.images]
+
+    @cached_property
+    def sheets(self) -> list[list[int]]:
+        """Rows of each sheet."""
+        return [rows for _, rows in parts(self.clusters)]
+
+    @cached_property
+    def starts(self) -> list[int]:
+        """Number of the first image of each sheet, and that of all images."""
+        return [0, *accumulate(len(rows) for rows in self.sheets)]
+
+
+def page_data(shown: Collection, layout: Layout, *, missing: Sequence[int], title: str) -> dict[str, Any]:
     """Return the data of the page's script: images in the order of the sheets, column by column."""
-    naming = shown.naming
-    order = [row for cluster in clusters for row in cluster.images]
-    starts = [0, *accumulate(len(rows) for _, rows in parts(clusters))]
+    naming, order, where, clusters = shown.naming, layout.order, layout.where, layout.clusters
     return {
         "title": title,
         "kind": shown.kind,
@@ -54,23 +85,34 @@ def page_data(
         "version": __version__,
         "defaults": naming.defaults,
         "fixed": naming.fixed,
-        "names": naming.names,
-        "merged": naming.merged,
-        "junk": naming.junk,
+        **naming_data(shown, order),
         "total": shown.total,
-        "map": kind.value,
+        "map": layout.kind.value,
         "embedded": shown.embeddings is not None,
-        "tile": tile,
         "columns": COLUMNS,
-        "sheets": starts,
-        "missing": [start + number for start, sheet in zip(starts, sheets, strict=False) for number in sheet.missing],
+        "sheets": layout.starts,
+        "missing": list(missing),
         "fits": FITS if shown.fits is not None else [],
         "clusters": [_cluster_data(cluster) for cluster in clusters],
-        "images": _image_data(shown, order, central, where),
+        "images": _image_data(shown, order, layout.central, where),
+        "questions": find_questions(shown, order),
         "background": [_rounded(axis, 4) for axis in where[len(order) :].T] if where is not None else [[], []],
         "confusion": confusion_data(shown, [cluster.number for cluster in clusters]),
         "failures": [[printable(path), error] for path, error in shown.failures[:_MAX_FAILURES_LISTED]],
         "failed": len(shown.failures),
+    }
+
+
+def naming_data(shown: Collection, order: list[int]) -> dict[str, Any]:
+    """Return what people have said so far: about clusters by id, about images by their number in the page."""
+    naming = shown.naming
+    corrected = [(number, naming.images.get(printable(shown.paths[row]))) for number, row in enumerate(order)]
+    return {
+        "names": naming.names,
+        "merged": naming.merged,
+        "junk": naming.junk,
+        "corrected": [[number, target] for number, target in corrected if target is not None] if naming.images else [],
+        "new_names": naming.new_names,
     }
 
 
@@ -128,15 +170,21 @@ def write_page(data: dict[str, Any], sheets: Sequence[Sheet], stream: BinaryIO) 
 
 @cache
 def _style() -> str:
-    return _part("gallery.css")
+    return template_part("gallery.css")
 
 
 @cache
 def _script() -> str:
-    return '"use strict";\n(() => {\n' + "\n".join(_part(f"{name}.js") for name in SCRIPTS) + "})();\n"
+    return script_of([template_part(f"{name}.js") for name in SCRIPTS])
 
 
-def _part(name: str) -> str:
+def script_of(*parts: Sequence[str]) -> str:
+    """Return scripts as one, in a scope of their own."""
+    return '"use strict";\n(() => {\n' + "\n".join(text for part in parts for text in part) + "})();\n"
+
+
+def template_part(name: str) -> str:
+    """Return a script or style of the page."""
     return (files("ncd_serve.gallery") / "templates" / name).read_text(encoding="utf-8")
 
 

@@ -44,7 +44,7 @@ def read_source(
         raise UsageError("--bundle is only for rows", hint=f"ncd-serve gallery {source}")
     elif (source / MANIFEST).is_file():
         found = Bundle.read(source)
-        shown = replace(_of_reference(found.reference(), _naming(found), source, images), kind="bundle")
+        shown = replace(_of_reference(found.reference(), naming_of(found), source, images), kind="bundle")
     else:
         shown = read_run(source, images)
     if not any(file.is_file() for file in shown.files):
@@ -61,17 +61,20 @@ def read_run(run: Path, images: Path | None = None) -> Collection:
     if (run / "bundle" / MANIFEST).is_file():
         exported = Bundle.read(run / "bundle")
         if exported.manifest.checkpoint == reference.checkpoint:
-            naming = _naming(exported)
+            naming = naming_of(exported)
     return _of_reference(reference, naming, run, images)
 
 
-def _naming(bundle: Bundle) -> GivenNames:
+def naming_of(bundle: Bundle) -> GivenNames:
+    """Return what people have said about the clusters of a bundle."""
     about = bundle.manifest
     return GivenNames(
         defaults=default_names(about),
         names={state.cluster_id: state.cluster_name for state in cluster_states(about) if state.state == "named"},
         merged=about.merged,
         junk=about.junk,
+        images=about.images,
+        new_names=about.new_names,
         checkpoint=about.checkpoint or None,
         bundle=bundle.folder.resolve(),
         fixed=known_clusters(about),
@@ -114,7 +117,7 @@ def _read_rows(source: Path, bundle: Bundle | None, images: Path | None, progres
     rows = [row for row in rows if row.status != "error"]
     if not rows:
         raise DataError(f"{source} has no image with a cluster", hint="its column `error` says why")
-    naming = _naming(bundle) if bundle else _naming_of(rows)
+    naming = naming_of(bundle) if bundle else _names_in(rows)
     ids = np.array([row.cluster_id for row in rows])
     if ids.min() < 0 or ids.max() >= len(naming.defaults):
         raise DataError(f"{source} has clusters that the bundle does not have", hint="give the bundle that made it")
@@ -139,7 +142,7 @@ def _read_rows(source: Path, bundle: Bundle | None, images: Path | None, progres
     return _with_model(shown, bundle, progress) if bundle else shown
 
 
-def _naming_of(rows: Sequence[Prediction]) -> GivenNames:
+def _names_in(rows: Sequence[Prediction]) -> GivenNames:
     """Return the names in the rows; without a bundle, new names cannot be stored."""
     answers = [candidate for row in rows for candidate in row.top_k]
     labels = {answer.cluster_id: answer.cluster_name for answer in answers}

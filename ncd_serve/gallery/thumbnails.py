@@ -67,7 +67,15 @@ def make_sheets(files: Sequence[Path], clusters: Sequence[Cluster], *, size: int
 
 def _make_sheet(part: tuple[bool, list[int]], *, files: Sequence[Path], size: int) -> Sheet:
     first, rows = part
-    sheet = Image.new("RGB", (size * COLUMNS, size * -(-len(rows) // COLUMNS)), _GREY)
+    content, missing = draw_sheet(rows, files=files, size=size)
+    return Sheet(first, base64.b64encode(content).decode(), missing)
+
+
+def draw_sheet(
+    rows: Sequence[int], *, files: Sequence[Path], size: int, columns: int = COLUMNS
+) -> tuple[bytes, list[int]]:
+    """Return the sheet of these images as a JPEG file, and the numbers of those that could not be read."""
+    sheet = Image.new("RGB", (size * columns, size * -(-len(rows) // columns)), _GREY)
     missing = []
     for number, row in enumerate(rows):
         try:
@@ -75,7 +83,7 @@ def _make_sheet(part: tuple[bool, list[int]], *, files: Sequence[Path], size: in
         except DataError:
             missing.append(number)
             continue
-        sheet.paste(tile, (number % COLUMNS * size, number // COLUMNS * size))
+        sheet.paste(tile, (number % columns * size, number // columns * size))
     content = io.BytesIO()
     sheet.save(content, "JPEG", quality=_QUALITY)  # WebP saves a fifth and takes four times as long to open
-    return Sheet(first, base64.b64encode(content.getvalue()).decode(), missing)
+    return content.getvalue(), missing

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import os
 import re
@@ -17,6 +18,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from ncd_serve.errors import ServerError
 from ncd_serve.triton import gate
+from ncd_serve.triton.registry import holder_of
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -137,8 +139,9 @@ def listen(host: str, port: int) -> socket.socket:
         listener.listen()
     except OSError as error:
         listener.close()
+        holder = f" (by {holder_of(port)})" if error.errno == errno.EADDRINUSE else ""
         raise ServerError(
-            f"Triton cannot listen on {host}:{port}: {error.strerror}",
+            f"Triton cannot listen on {host}:{port}: {error.strerror}{holder}",
             hint="stop the program that uses the port, choose another port, or omit it to get a free one",
         ) from error
     return listener

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import os
+import re
 import select
 import signal
 import tempfile
 import time
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -15,6 +16,7 @@ from pydantic import BaseModel, ValidationError
 
 from ncd_serve.errors import ServerError, UsageError
 from ncd_serve.files import write_text
+from ncd_serve.text import printable
 from ncd_serve.triton.probe import Probe
 
 if TYPE_CHECKING:
@@ -112,6 +114,34 @@ def choose_servers(ids: Sequence[int] = (), *, everything: bool = False) -> list
     if unknown := set(ids) - set(servers):
         raise UsageError(f"no server has the id {min(unknown)}", hint="ncd-serve status lists running servers")
     return [servers[pid] for pid in ids or servers]
+
+
+def server_of(repository: Path) -> RunningServer | None:
+    """Return the newest running server of a repository."""
+    return next((server for server in reversed(running_servers()) if server.repository == repository.resolve()), None)
+
+
+def holder_of(port: int) -> str:
+    """Return who listens on a port of this machine, in words."""
+    for server in running_servers():
+        if any(re.search(rf":{port}\b", url) for url in (server.grpc_url, server.http_url, server.metrics_url)):
+            return f"server {server.pid} of {server.repository}"
+    sockets = {f"socket:[{number}]" for number in _listening(port)}
+    for process in Path("/proc").glob("[0-9]*"):
+        with suppress(OSError):  # of another user, or ended meanwhile
+            if any(str(link.readlink()) in sockets for link in (process / "fd").iterdir()):
+                return f"process {process.name} ({printable((process / 'comm').read_text().strip())})"
+    return "another program"
+
+
+def _listening(port: int) -> Iterator[str]:
+    """Yield the kernel's numbers of the sockets that listen on a port."""
+    for table in ("tcp", "tcp6"):
+        with suppress(OSError):
+            for line in Path("/proc/net", table).read_text().splitlines()[1:]:
+                fields = line.split()
+                if fields[1].endswith(f":{port:04X}") and fields[3] == "0A":
+                    yield fields[9]
 
 
 def default_log() -> Path:

@@ -15,14 +15,22 @@ from typing import TYPE_CHECKING, NoReturn
 from rich.console import Console
 
 from ncd_serve.client.client import Client
-from ncd_serve.contract import DEFAULT_MODEL, TOKEN_VARIABLE, checked_token
-from ncd_serve.errors import NcdError, UsageError, did_you_mean
+from ncd_serve.contract import DEFAULT_MODEL, DEFAULT_URL, TOKEN_VARIABLE, checked_token
+from ncd_serve.errors import DataError, NcdError, UsageError, did_you_mean
+from ncd_serve.places import ExportPlace, exported_to, newest_bundle
 from ncd_serve.progress import Progress
 from ncd_serve.triton.activity import ActivityDisplay
 from ncd_serve.triton.background import detach
 from ncd_serve.triton.jpeg import jpeg_model_name
 from ncd_serve.triton.process import USUAL_PORTS, usual_or_free
-from ncd_serve.triton.registry import default_log, registered
+from ncd_serve.triton.registry import (
+    RunningServer,
+    default_log,
+    holder_of,
+    registered,
+    running_servers,
+    server_of,
+)
 from ncd_serve.triton.repository import model_folders
 from ncd_serve.triton.server import TritonServer
 from ncd_serve.triton.supervise import Supervisor, Updates
@@ -31,11 +39,10 @@ if TYPE_CHECKING:
     from types import TracebackType
 
 READY_SECONDS = 120.0
-DEFAULT_REPOSITORY = "model_repository"
 
 
 def serve(
-    repository: str | Path = DEFAULT_REPOSITORY,
+    repository: str | Path = "model_repository",
     *,
     model: str | None = None,
     host: str = "127.0.0.1",
@@ -135,13 +142,18 @@ class ServeOptions:
     http_port: int | None = None
     grpc_port: int | None = None
     metrics_port: int | None = None
-    watch: bool = False  # load new versions as they are exported
+    watch: bool = True  # load new versions as they are exported
     quiet: bool = False  # show no requests and latency
     log: Path | None = None
     timeout: float = READY_SECONDS
     token: str = ""
     python_models: bool = False  # serve models that run code of their own
     triton_options: Sequence[str] = ()
+
+    @property
+    def ports(self) -> tuple[int | None, int | None, int | None]:
+        """The ports that were asked for, in the order of the usual ones."""
+        return self.http_port, self.grpc_port, self.metrics_port
 
 
 def serve_detached(options: ServeOptions, *, progress: Progress) -> str:
@@ -168,7 +180,9 @@ def serve_until_stopped(
 ) -> NoReturn:
     """Start a server, call `ready` with how to reach it, and keep it answering until this process is interrupted."""
     repository, log = options.repository, log or options.log
-    server = _prepared(options, log)
+    ports = [usual_or_free(options.host, *pair) for pair in zip(options.ports, USUAL_PORTS, strict=True)]
+    notes = _taken(ports)
+    server = _prepared(options, ports, log)
     if warning := exposure(options.host, token=bool(options.token), tls=server.grpc_scheme == "grpcs"):
         progress.say(f"warning: {warning}")
     try:
@@ -177,7 +191,7 @@ def serve_until_stopped(
             server.start()
             server.wait_ready(options.timeout)
         with registered(server, repository=repository, log=log):
-            ready(greeting(server, repository, how_to_stop))
+            ready("\n".join([*notes, greeting(server, repository, how_to_stop)]))
             supervisor = Supervisor(server, start_seconds=options.timeout, tell=_with_time(progress))
             with nullcontext() if options.quiet else ActivityDisplay(server, progress.console) as display:
                 supervisor.run(updates=updates, show=display.update if display else lambda: None)
@@ -186,9 +200,15 @@ def serve_until_stopped(
             server.stop()
 
 
-def _prepared(options: ServeOptions, log: Path | None) -> TritonServer:
-    wanted = zip((options.http_port, options.grpc_port, options.metrics_port), USUAL_PORTS, strict=True)
-    http, grpc, metrics = (usual_or_free(options.host, *pair) for pair in wanted)
+def _taken(ports: Sequence[int | None]) -> list[str]:
+    """Return a line that says who has the usual ports, if this server cannot have them."""
+    taken = [usual for usual, port in zip(USUAL_PORTS, ports, strict=True) if port is None]
+    holders = " and ".join(sorted({holder_of(port) for port in taken}))
+    return [f"note: free ports instead of {', '.join(map(str, taken))}, which {holders} has"] if taken else []
+
+
+def _prepared(options: ServeOptions, ports: Sequence[int | None], log: Path | None) -> TritonServer:
+    http, grpc, metrics = ports
     return TritonServer(
         options.repository,
         host=options.host,
@@ -220,6 +240,35 @@ def _with_time(progress: Progress) -> Callable[[str], None]:
     return lambda text: progress.say(f"{time.strftime('%H:%M:%S')} {text}")
 
 
+def server_and_model(url: str | None, model: str | None) -> tuple[str, str]:
+    """Return address and model of a server; what is not given is that of the newest run, if this machine serves it."""
+    place = newest_export()
+    servers = running_servers()
+    if url is None:
+        server = (server_of(place.repository) if place else None) or _only(servers)
+    else:
+        server = next((each for each in servers if url.endswith((each.grpc_url, each.http_url))), None)
+    if model is None and server is not None:
+        same = place is not None and place.repository.resolve() == server.repository
+        model = place.model if same and place else _chosen_model(server.repository, None)
+    return url or (f"grpc://{server.grpc_url}" if server else DEFAULT_URL), model or DEFAULT_MODEL
+
+
+def newest_export() -> ExportPlace | None:
+    """Return what the newest exported run here was exported to; None if there is none."""
+    try:
+        return exported_to(newest_bundle())
+    except DataError:
+        return None
+
+
+def _only(servers: Sequence[RunningServer]) -> RunningServer | None:
+    if len(servers) > 1:
+        listed = ", ".join(f"grpc://{server.grpc_url} ({server.repository})" for server in servers)
+        raise UsageError(f"several servers run: {listed}", hint="choose one with --url")
+    return servers[0] if servers else None
+
+
 def _chosen_model(repository: Path, wanted: str | None) -> str:
     """Return the model for clients: the requested one, else the default one, else the first."""
     names = [model.name for model in model_folders(repository)]
@@ -233,18 +282,30 @@ def _chosen_model(repository: Path, wanted: str | None) -> str:
 def greeting(server: TritonServer, repository: Path, how_to_stop: str) -> str:
     """Return the message of a ready server: its addresses, and a line for every way to send requests."""
     name = _chosen_model(repository, None)
+    lines = request_lines(server.grpc_url, server.http_url, repository, name=name, token=bool(server.token))
+    return "\n".join(
+        [
+            f"Triton is ready: gRPC {server.grpc_url}, HTTP {server.http_url}, metrics {server.metrics_url}",
+            *(f"{way + ':':7} {line}" for way, line in lines.items()),
+            f"stop:   {how_to_stop}",
+        ]
+    )
+
+
+def request_lines(grpc_url: str, http_url: str, repository: Path, *, name: str, token: bool) -> dict[str, str]:
+    """Return a line to copy for every way to send requests to a model."""
     model = "" if name == DEFAULT_MODEL else f" --model-name {name}"
     keyword = "" if name == DEFAULT_MODEL else f', model="{name}"'
-    lines = [
-        f"Triton is ready: gRPC {server.grpc_url}, HTTP {server.http_url}, metrics {server.metrics_url}",
-        f"shell:  ncd-serve query IMAGES --url grpc://{server.grpc_url}{model}",
-        f'Python: from ncd_serve import Client; print(*Client("grpc://{server.grpc_url}"{keyword}).assign(["bird.jpg"]))',
-    ]
+    client = f'Client("grpc://{grpc_url}"{keyword})'
+    lines = {
+        "shell": f"ncd-serve query IMAGES --url grpc://{grpc_url}{model}",
+        "Python": f'from ncd_serve import Client; print(*{client}.assign(["bird.jpg"]))',
+    }
     if (repository / jpeg_model_name(name)).is_dir():
-        path = f"http://{server.http_url}/v2/models/{jpeg_model_name(name)}/infer"
-        token = f' -H "Authorization: Bearer ${TOKEN_VARIABLE}"' if server.token else ""
-        lines.append(
-            f"curl:   curl -s {path} -H 'Inference-Header-Content-Length: 0'{token} --data-binary @bird.jpg"
+        path = f"http://{http_url}/v2/models/{jpeg_model_name(name)}/infer"
+        header = f' -H "Authorization: Bearer ${TOKEN_VARIABLE}"' if token else ""
+        lines["curl"] = (
+            f"curl -s {path} -H 'Inference-Header-Content-Length: 0'{header} --data-binary @bird.jpg"
             " | grep -ao '{\"cluster_id.*}'"
         )
-    return "\n".join([*lines, f"stop:   {how_to_stop}"])
+    return lines

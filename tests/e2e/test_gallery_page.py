@@ -102,9 +102,8 @@ def test_names_are_only_names(browser: Chrome) -> None:
     assert link.startswith("file:///") and link.endswith("%3Cscript%3Ealert(1)%3C/script%3E.png")
     press(browser, Keys.ESCAPE)
     find(browser, "#clear").click()
-    assert HOSTILE_CLASS in find(browser, "#cluster-0 .suggest").text
-    find(browser, "#cluster-0 .suggest").click()
-    assert find(browser, "#cluster-0 .name").get_property("value") == HOSTILE_CLASS
+    assert f"resembles {HOSTILE_CLASS} 100 %" in words(browser, "#cluster-0 .facts")
+    find(browser, "#cluster-0 .name").send_keys(HOSTILE_CLASS)
     find(browser, "#cluster-1 .name").send_keys(HOSTILE_NAME)
     assert find(browser, ".legend-entry .label").text == HOSTILE_NAME
     browser.execute_script("document.querySelector('#confusion').open = true")
@@ -175,10 +174,13 @@ def test_the_map_answers_to_pointer_and_keyboard(browser: Chrome) -> None:
 def test_what_is_said_becomes_names_json(browser: Chrome, downloads: Path) -> None:
     find(browser, "#cluster-1 .name").send_keys("  gull ")
     find(browser, "#cluster-0 .merge").click()
-    find(browser, "#merge-list [data-cluster='1']").click()
+    find(browser, "#choose-list [data-cluster='1']").click()
+    assert len(browser.find_elements(By.CSS_SELECTOR, "#choose-list section .tile")) == 8 + 12
+    find(browser, "#merge-yes").click()
+    assert len(browser.find_elements(By.CSS_SELECTOR, "#cluster-1 .group:last-child .tile")) == 8
     find(browser, "#cluster-2 .junk").click()
     assert find(browser, "#unsaved").text == "3 unsaved changes"
-    assert words(browser, "#cluster-0 .suggestion") == "merged into gull"
+    assert words(browser, "#cluster-0 .state") == "merged into gull"
     assert words(browser, "#cluster-1 .guests") == "with cluster-0 8"
     entries = {"0": {"merge_into": 1}, "1": {"name": "gull"}, "2": {"junk": True}}
     assert saved(browser, downloads) == {"checkpoint": CHECKPOINT, "bundle": None, "clusters": entries}
@@ -209,7 +211,7 @@ def test_changes_that_were_saved_are_not_counted_again(browser: Chrome, download
     # A page of the same model, after somebody else said something about cluster 2.
     browser.get(make_page(tmp_path, names={2: "crane"}, merged={0: 1}).as_uri())
     values = [find(browser, f"#cluster-{number} .name").get_property("value") for number in (1, 2)]
-    assert values == ["gull", "crane"] and words(browser, "#cluster-0 .suggestion") == "merged into gull"
+    assert values == ["gull", "crane"] and words(browser, "#cluster-0 .state") == "merged into gull"
 
 
 def test_a_new_batch_shows_first_what_fits_nowhere(one_browser: Chrome, tmp_path: Path) -> None:
@@ -238,16 +240,38 @@ def test_a_new_batch_shows_first_what_fits_nowhere(one_browser: Chrome, tmp_path
 def test_known_classes_keep_their_names(one_browser: Chrome, tmp_path: Path) -> None:
     one_browser.get(make_page(tmp_path, fixed=1, checkpoint="open world").as_uri())
     assert find(one_browser, "#cluster-0 .name").get_property("readOnly")
-    assert words(one_browser, "#cluster-0 .suggestion") == "a known class"
+    assert words(one_browser, "#cluster-0 .state") == "a known class"
     assert not find(one_browser, "#cluster-0 .junk").is_displayed()
+
+
+def test_corrected_images_become_names_json(browser: Chrome, downloads: Path) -> None:
+    tiles = browser.find_elements(By.CSS_SELECTOR, "#cluster-0 .central .tile")
+    paths = [str(tile.get_attribute("aria-label")).split(",")[0] for tile in tiles]
+    ActionChains(browser).key_down(Keys.SHIFT).click(tiles[1]).click(tiles[3]).key_up(Keys.SHIFT).perform()
+    assert find(browser, "#selection-count").text == "3 images selected"
+    press(browser, "c")
+    find(browser, "#category-name").send_keys("auk", Keys.ENTER)
+    assert shown_clusters(browser) == ["4", "1", "0", "2"]
+    assert words(browser, "#cluster-0 .facts").startswith("5 images") and "3 images" in words(
+        browser, "#cluster-4 .facts"
+    )
+    ActionChains(browser).key_down(Keys.CONTROL).click(find(browser, "#cluster-0 .central .tile")).perform()
+    ActionChains(browser).key_up(Keys.CONTROL).perform()
+    press(browser, "w")
+    content = saved(browser, downloads)
+    assert content["clusters"] == {"4": {"name": "auk"}}
+    assert content["images"] == {**dict.fromkeys(paths[1:4], 4), paths[0]: "wrong"}
+    press(browser, "u", "u")
+    assert shown_clusters(browser) == ["1", "0", "2"]
+    assert saved(browser, downloads)["images"] == dict.fromkeys(paths[:4])
 
 
 def test_clusters_of_one_name_are_offered_to_be_merged(browser: Chrome) -> None:
     find(browser, "#cluster-1 .name").send_keys("heron")
     find(browser, "#cluster-1 .chip").click()
-    assert words(browser, "#cluster-1 .suggestion") == "merged into heron"
+    assert words(browser, "#cluster-1 .state") == "merged into heron"
     find(browser, "#undo").click()
-    assert "also the name of #2" in words(browser, "#cluster-1 .suggestion")
+    assert "also the name of #2" in words(browser, "#cluster-1 .state")
     find(browser, "#undo").click()
     assert find(browser, "#cluster-1 .name").get_property("value") == ""
     assert not find(browser, "#undo").is_enabled()
@@ -255,8 +279,8 @@ def test_clusters_of_one_name_are_offered_to_be_merged(browser: Chrome) -> None:
 
 def test_keyboard_alone(browser: Chrome, downloads: Path) -> None:
     press(browser, "j", "j", "n", "wren", Keys.ENTER, "j", "x", "k", "k", "m")
-    assert find(browser, "#merge").is_displayed()
-    press(browser, "wren", Keys.TAB, Keys.ENTER)
+    assert find(browser, "#choose").is_displayed()
+    press(browser, "wren", Keys.TAB, Keys.ENTER, Keys.ENTER)
     assert saved(browser, downloads)["clusters"] == {"0": {"name": "wren"}, "1": {"merge_into": 0}, "2": {"junk": True}}
     press(browser, "u", "a")
     assert len(browser.find_elements(By.CSS_SELECTOR, "#cluster-1 .matching .tile")) == 12

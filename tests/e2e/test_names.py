@@ -130,7 +130,7 @@ def test_what_is_refused_changes_nothing(place: Path, ncd: Any) -> None:
         for arguments, code, words in (
             (("apply", names, "--keep", 0), 2, ("--keep",)),
             (("apply", names, "--model-name", "a b"), 2, ("'a b' is not a valid model name", "hint:")),
-            (("apply", nowhere), 2, ("does not say which bundle it is for", "hint: add --bundle")),
+            (("apply", nowhere), 3, ("no exported run in this folder", "hint: ncd-serve export RUN")),
             (("export", "--bundle", "bundle", "--out", names), 2, ("names.json exists", "hint: choose another --out")),
             (("apply", "none.json"), 3, ("cannot read none.json", "hint:")),
             (("apply", place / "bundle" / "labels.txt"), 3, ("Invalid JSON", "hint: it looks like")),

@@ -126,18 +126,19 @@ def test_generations_follow_each_other(place: Path) -> None:
 
 def test_names_merges_and_corrections_are_taken_along(place: Path) -> None:
     own = [str(path) for path in save(place / "own", NEWER, 5)]
-    corrections = {path: {"class": "owl"} for path in own} | {str(place / "new" / "x.png"): {"not": 1}}
-    names = Names.model_validate({"clusters": NAMES, "images": corrections})
+    corrections = {path: CLUSTERS for path in own} | {str(place / "new" / "x.png"): "wrong"}
+    names = Names.model_validate({"clusters": NAMES | {CLUSTERS: {"name": "owl"}}, "images": corrections})
     rename_bundle(place / "bundle", names, repository=place / "models", name="m")
     found = discover(place / "new", place / "bundle").candidates
     entry = found.candidates[0].model_copy(update={"name": "gull"})
     (place / "candidates.json").write_text(found.model_copy(update={"candidates": [entry]}).model_dump_json())
     second = append(place, accept=place / "candidates.json")
-    assert second.manifest.cluster_names == ["auk", "auk", "cluster-2", "gull", "owl"]
-    assert second.manifest.merged == {1: 0} and len(second.manifest.corrections) == 6
+    assert second.manifest.cluster_names == ["auk", "auk", "cluster-2", "owl", "gull"]
+    assert second.manifest.merged == {1: 0} and second.manifest.new_names == {}
+    assert sorted(map(str, second.manifest.images.values())) == ["3"] * 5 + ["wrong"]
     images, kinds = everything()
     before, after = answers(place / "bundle", images), answers(second.folder, images)
-    assert set(after["cluster_id"][kinds == NEWER]) == {CLUSTERS + 1}, "five images that a person named are a class"
+    assert set(after["cluster_id"][kinds == NEWER]) == {CLUSTERS}, "five images that a person named are a class"
     same(before, after, after["cluster_id"] < CLUSTERS)
     assert set(after["cluster_id"][kinds == KNOWN + 1]) == {0}, "it is merged still"
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ctypes
 import os
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -11,12 +12,14 @@ from pathlib import Path
 import onnx
 import pytest
 from google.protobuf import text_format
-from ncd_export.repository import add_to_repository
+from ncd_export.rename import rename_bundle
+from ncd_export.repository import add_to_repository, check_clusters
 from ncd_export.triton_config import Device, Hardware, render_config
 from tritonclient.grpc.model_config_pb2 import ModelConfig, ModelInstanceGroup
 
-from ncd_serve.bundle import Bundle
+from ncd_serve.bundle import MANIFEST, Bundle
 from ncd_serve.errors import DataError, UsageError
+from ncd_serve.naming import Names
 
 CHECKED_IN = Path(__file__).parents[2] / "model_repository" / "ncd_global"
 
@@ -66,6 +69,21 @@ def test_a_model_of_somebody_else_is_left_alone(bundle: Path, tmp_path: Path) ->
         add_to_repository(Bundle.read(bundle), tmp_path, name="birds", replace=True, keep=1)
     assert (tmp_path / "birds" / "config.pbtxt").read_bytes() == theirs
     assert entries(tmp_path) == ["birds"]
+
+
+def test_a_model_with_the_clusters_of_another_run_is_not_written_over(bundle: Path, tmp_path: Path) -> None:
+    loaded = Bundle.read(bundle)
+    add_to_repository(loaded, tmp_path, name="birds")
+    check_clusters(tmp_path, "birds", {loaded.manifest.checkpoint})
+    check_clusters(tmp_path, "terns", {"another"})
+    with pytest.raises(DataError, match=r"the model 'birds' .* has the clusters of another run \(glyphs, 5 clusters"):
+        check_clusters(tmp_path, "birds", {"another"})
+    other = shutil.copytree(bundle, tmp_path / "bundle")
+    text = (other / MANIFEST).read_text()
+    (other / MANIFEST).write_text(text.replace(loaded.manifest.checkpoint, "0123456789ab"))
+    with pytest.raises(DataError) as refused:
+        rename_bundle(other, Names(clusters={}), repository=tmp_path, name="birds")
+    assert "--replace-model" in str(refused.value.hint)
 
 
 def test_a_name_that_triton_cannot_load(bundle: Path, tmp_path: Path) -> None:

@@ -10,7 +10,7 @@ import pytest
 
 from ncd_serve.bundle import Bundle, BundleManifest
 from ncd_serve.errors import DataError
-from ncd_serve.naming import Names, Naming, apply_names, cluster_states, same_names
+from ncd_serve.naming import Names, Naming, apply_names, cluster_states, corrections_in_words, same_names
 from ncd_serve.preprocess import PreprocessSpec
 
 CHECKPOINT = "0123456789ab"
@@ -37,8 +37,8 @@ def named(before: BundleManifest, clusters: dict[int, dict[str, Any]], **facts: 
     return apply_names(before, Names.model_validate({"clusters": clusters, **facts}))
 
 
-def after(before: BundleManifest, clusters: dict[int, dict[str, Any]]) -> BundleManifest:
-    return before.model_copy(update=named(before, clusters)._asdict())
+def after(before: BundleManifest, clusters: dict[int, dict[str, Any]], **facts: Any) -> BundleManifest:
+    return before.model_copy(update=named(before, clusters, **facts)._asdict())
 
 
 def test_names_merges_and_junk() -> None:
@@ -64,7 +64,7 @@ def test_an_entry_replaces_what_was_said_and_others_stay() -> None:
 def test_the_known_classes_of_an_open_world_keep_their_names() -> None:
     before = manifest(2, open_world=True)
     naming = named(before, {2: {"merge_into": 0}, 3: {"name": "gull"}, 0: {}, 1: {"name": "wren"}})
-    assert naming == Naming(["owl", "wren", "owl", "gull"], {2: 0}, [], {})
+    assert naming == Naming(["owl", "wren", "owl", "gull"], {2: 0}, [], {}, {})
     assert after(after(before, {3: {"name": "gull"}}), {3: {}}).cluster_names[3] == "cluster-1"
     for entry in ({"name": "gull"}, {"merge_into": 2}, {"junk": True}):
         with pytest.raises(DataError, match="cluster 0 is the known class 'owl'"):
@@ -89,14 +89,13 @@ def test_what_became_of_every_cluster() -> None:
 
 
 def test_exported_names_restore_what_was_there(tmp_path: Path) -> None:
-    wanted = after(manifest(), {0: {"name": "Möwe: groß"}, 1: {"merge_into": 0}, 2: {"junk": True}})
+    entries = {0: {"name": "Möwe: groß"}, 1: {"merge_into": 0}, 2: {"junk": True}, 6: {"name": "tern"}}
+    wanted = after(manifest(), entries, images={"a.jpg": 6, "b.jpg": "wrong"})
     content = Names.of(Bundle(tmp_path, wanted)).as_json()
     assert (content["checkpoint"], content["bundle"]) == (CHECKPOINT, str(tmp_path))
     (tmp_path / "names.json").write_text(json.dumps(content))
     elsewhere = after(manifest(), {3: {"name": "crow"}, 0: {"junk": True}, 5: {"merge_into": 4}})
-    assert Naming(wanted.cluster_names, wanted.merged, wanted.junk, {}) == apply_names(
-        elsewhere, Names.read(tmp_path / "names.json")
-    )
+    assert Naming.of(wanted) == apply_names(elsewhere, Names.read(tmp_path / "names.json"))
 
 
 @pytest.mark.parametrize(
@@ -168,3 +167,28 @@ def test_names_of_another_model() -> None:
     with pytest.raises(DataError, match="an older version made it"):
         named(older, {}, checkpoint=CHECKPOINT)
     assert named(older, {0: {"name": "gull"}}, checkpoint=None).cluster_names[0] == "gull"
+
+
+def test_single_images_are_moved_marked_as_wrong_or_given_a_new_cluster() -> None:
+    entries = {0: {"name": "gull"}, 6: {"name": "tern"}}
+    said = after(manifest(), entries, images={"a.jpg": 0, "b.jpg": "wrong", "c.jpg": 6, "d.jpg": 7})
+    assert said.images == {"a.jpg": 0, "b.jpg": "wrong", "c.jpg": 6, "d.jpg": 7}
+    assert said.new_names == {6: "tern", 7: "cluster-7"} and len(said.cluster_names) == 6
+    assert corrections_in_words(said) == "1 moved, 2 in 2 new categories, 1 in none"
+    again = after(said, {7: {"name": "auk"}}, images={"a.jpg": None, "b.jpg": 1, "c.jpg": None})
+    assert again.images == {"b.jpg": 1, "d.jpg": 7} and again.new_names == {7: "auk"}
+    assert again.cluster_names[0] == "gull" and corrections_in_words(manifest()) == ""
+
+
+@pytest.mark.parametrize(
+    ("clusters", "images", "message"),
+    [
+        ({6: {"name": "tern"}}, {}, "cluster 6 is not in the model"),
+        ({6: {"junk": True}}, {"a.jpg": 6}, "cluster 6 is not in the model yet"),
+        ({}, {"a.jpg": -1}, "an image is given to cluster -1"),
+        ({}, {"a.jpg": 10**6}, "an image is given to cluster 1000000"),
+    ],
+)
+def test_corrections_that_cannot_be(clusters: dict[int, Any], images: dict[str, Any], message: str) -> None:
+    with pytest.raises(DataError, match=message):
+        named(manifest(), clusters, images=images)

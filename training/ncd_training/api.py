@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import inspect
+import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from ncd_serve.contract import DEFAULT_MODEL
 from ncd_serve.errors import DataError, MissingExtraError, UsageError
 from ncd_serve.options import (
     AnyPath,
@@ -34,6 +36,7 @@ from ncd_serve.options import (
     Weights,
     settings_of,
 )
+from ncd_serve.places import DEFAULT_REPOSITORY, ExportPlace, exported_to
 from ncd_serve.progress import Progress
 from ncd_serve.text import SafeConsole
 from ncd_training.base.processes import Launch
@@ -205,8 +208,8 @@ class Run:
         self,
         *,
         out: AnyPath | None = None,
-        repository: AnyPath = "model_repository",
-        model_name: str = "ncd_global",
+        repository: AnyPath | None = None,
+        model_name: str | None = None,
         checkpoint: AnyPath | None = None,
         precision: Precision | str = "fp32",
         min_agreement: float = 0.98,
@@ -214,10 +217,12 @@ class Run:
         cores: int | None = None,
         replace: bool = False,
         keep: int | None = None,
+        replace_model: bool = False,
     ) -> Bundle:
         """Export the model to a verified ONNX bundle and add it to a Triton model repository.
 
-        The options are those of `ncd-serve export`.
+        The options are those of `ncd-serve export`. By default it goes where the run was exported to before, first to
+        `model_repository`; the model is called like the run, those of named datasets `ncd_global`.
         """
         from ncd_export.export import ExportOptions, export_run
         from ncd_export.triton_config import Hardware
@@ -229,13 +234,16 @@ class Run:
             hardware=Hardware(device, cores),
             replace=replace,
             keep=keep,
+            replace_model=replace_model,
         )
+        folder = Path(out) if out else self.path / "bundle"
+        before = exported_to(folder) or ExportPlace(DEFAULT_REPOSITORY, self._model_name())
         exported = export_run(
             self._trained(),
             self._directory,
-            out=Path(out) if out else self.path / "bundle",
-            repository=Path(repository),
-            name=model_name,
+            out=folder,
+            repository=Path(repository) if repository else before.repository,
+            name=model_name or before.model,
             progress=self._progress,
             options=options,
         )
@@ -246,6 +254,13 @@ class Run:
         from ncd_serve.gallery.build import make_gallery
 
         return make_gallery(self.path, out, progress=self._progress).path
+
+    def _model_name(self) -> str:
+        """Return the default name of the exported model: that of the run, without the time and what Triton refuses."""
+        if self.config.data.dataset is not None:
+            return DEFAULT_MODEL
+        name = re.sub(r"-\d{8}-\d{6}$", "", self.path.resolve().name)
+        return re.sub(r"[^A-Za-z0-9_.-]+", "-", name).strip("-.") or DEFAULT_MODEL
 
     def _trained(self) -> Setup:
         setup = reopen(self._directory, progress=self._progress)

@@ -9,11 +9,42 @@ const SHAPES = [
 ];
 const COLOURS = 7;
 const FEW = 22; // images of a cluster that is not opened
-clusters.forEach((cluster, order) => {
+clusters.forEach(dress);
+
+function dress(cluster, order) {
   cluster.colour = order % COLOURS;
   cluster.shape = SHAPES[Math.floor(order / COLOURS) % SHAPES.length];
   cluster.matching = cluster.images;
-});
+}
+
+// A cluster by its id; one that a person has made, or that of images in no cluster, is added when it is asked for.
+function clusterFor(id) {
+  if (byId.has(id)) return byId.get(id);
+  const cluster = {
+    id, count: 0, shown: 0, introduced: [0, 0], confidence: null, nearest: [], known: null, truths: [], purity: null,
+    fits: null, first: id === WRONG ? imageCount : -1, own: [], images: [],
+  };
+  dress(cluster, clusters.length);
+  clusters.push(cluster);
+  byId.set(id, cluster);
+  makeCard(cluster);
+  return cluster;
+}
+
+const sizeOf = ({ count, own, images: now }) => count - own.length + now.length;
+
+// Give every image to the cluster that a person, or else the model, says.
+function arrangeImages() {
+  for (const at of moves.values()) clusterFor(at);
+  for (const cluster of clusters) {
+    cluster.images = cluster.own.filter((image) => (moves.get(image) ?? cluster.id) === cluster.id);
+    cluster.own.forEach((image) => { clusterOf[image] = cluster; });
+  }
+  for (const [image, at] of moves) {
+    clusterOf[image] = byId.get(at);
+    if (modelClusterOf[image].id !== at) clusterOf[image].images.push(image);
+  }
+}
 
 function makeMark(cluster) {
   const svg = document.createElementNS("http://www.w3.org/2000/svg", "svg");
@@ -28,20 +59,25 @@ function makeMark(cluster) {
 
 const cardsInView = new IntersectionObserver((entries) => {
   for (const { isIntersecting, target } of entries) {
-    const cluster = byId.get(Number(target.dataset.cluster));
+    const cluster = clusterOfCard(target);
     if (isIntersecting) openCard(cluster);
     else if (!target.contains(document.activeElement)) closeCard(cluster);
   }
 }, { rootMargin: "900px" });
 
 function makeCards() {
-  for (const cluster of clusters) {
-    cluster.card = make("article", {
-      id: `cluster-${cluster.id}`, class: "card", "data-cluster": cluster.id, tabindex: -1,
-    });
-    cardsInView.observe(cluster.card);
-  }
+  clusters.forEach(makeCard);
 }
+
+function makeCard(cluster) {
+  if (cluster.card) return;
+  cluster.card = make("article", {
+    id: `cluster-${cluster.id}`, class: "card", "data-cluster": cluster.id, tabindex: -1,
+  });
+  cardsInView.observe(cluster.card);
+}
+
+const clusterOfCard = ({ dataset }) => byId.get(dataset.cluster === WRONG ? WRONG : Number(dataset.cluster));
 
 function openCard(cluster) {
   if (cluster.parts) return;
@@ -62,48 +98,55 @@ function cardHead(cluster) {
   const { id, parts } = cluster;
   let typing = 0;
   parts.name = make("input", {
-    class: "name", placeholder: data.defaults[id], readonly: isFixed(id),
+    class: "name", placeholder: defaultName(id), readonly: isFixed(id),
     maxlength: 200, spellcheck: "false", autocomplete: "off",
     "aria-label": `Name of cluster ${id}`,
     focus: () => { typing = Date.now(); },
     input: () => setName(id, parts.name.value, `${id}:${typing}`),
   });
-  parts.suggestion = make("span", { class: "suggestion" });
+  parts.state = make("span", { class: "state" });
   parts.all = make("button", { type: "button", class: "plain all", click: () => toggleAll(cluster) });
   parts.merge = make("button", {
     type: "button", class: "plain merge", click: () => (said[id].merge === null ? chooseMerge(cluster) : unmerge(id)),
   });
+  parts.split = make("button", { type: "button", class: "plain split", click: () => live.split(cluster) }, "Split…");
   parts.junk = make("button", {
     type: "button", class: "plain junk", title: "Set aside as junk (x)", click: () => setJunk(id, !said[id].junk),
   }, "Junk");
   return make("header", {},
-    makeMark(cluster), parts.name, make("span", { class: "number muted" }, `#${id}`), parts.suggestion,
-    make("span", { class: "choices" }, parts.all, parts.merge, parts.junk));
+    makeMark(cluster), parts.name, make("span", { class: "number muted" }, id === WRONG ? "" : `#${id}`), parts.state,
+    make("span", { class: "choices" }, parts.all, parts.split, parts.merge, parts.junk));
 }
 
 function refreshCard(cluster) {
   const { id, parts, card } = cluster;
   const { name, merge, junk } = said[id];
-  card.setAttribute("aria-label", `Cluster ${id}: ${nameOf(id)}, ${counted(cluster.count, "image")}`);
+  card.setAttribute("aria-label", `Cluster ${id}: ${nameOf(id)}, ${counted(sizeOf(cluster), "image")}`);
   card.classList.toggle("merged", merge !== null);
   card.classList.toggle("set-aside", junk);
   card.classList.toggle("changed", entryText(said[id]) !== entryText(begun[id]));
+  card.classList.toggle("made", isNew(id) || id === WRONG);
   if (!parts) return;
   if (parts.name !== document.activeElement || parts.name.value.trim() !== name) parts.name.value = name;
   parts.name.disabled = merge !== null;
   parts.merge.textContent = merge === null ? "Merge into…" : "Unmerge";
   parts.merge.hidden = junk || isFixed(id);
-  parts.junk.hidden = merge !== null || isFixed(id);
+  parts.junk.hidden = merge !== null || isFixed(id) || isNew(id);
+  parts.split.hidden = !live.split || !correctable || merge !== null || junk || cluster.images.length < 4;
+  parts.size.textContent = counted(sizeOf(cluster), "image");
+  parts.share.textContent = ` ${percent(sizeOf(cluster) / data.total)}`;
   parts.junk.setAttribute("aria-pressed", junk);
-  parts.suggestion.replaceChildren(...suggestions(cluster));
-  const guests = mergedInto(id).map((guest) => clusterLink(guest.id, guest.count));
-  parts.guests.replaceChildren(...(guests.length ? ["with ", ...guests] : []));
+  parts.state.replaceChildren(...stateWords(cluster));
+  const guests = mergedInto(id);
+  const links = guests.map((guest) => clusterLink(guest.id, guest.count));
+  parts.guests.replaceChildren(...(guests.length ? ["with ", ...links] : []));
+  if (parts.guestIds !== guests.map((guest) => guest.id).join()) fillBody(cluster);
 }
 
-// Beside the name: what became of the cluster, or what it might be called. Never filled in by itself.
-function suggestions(cluster) {
-  const { id, known } = cluster;
-  const { name, merge, junk } = said[id];
+// Beside the name: what became of the cluster.
+function stateWords(cluster) {
+  const { id } = cluster;
+  const { merge, junk } = said[id];
   if (merge !== null) return ["merged into ", clusterLink(merge)];
   if (junk) return ["set aside as junk"];
   const twin = namesake(id);
@@ -111,12 +154,10 @@ function suggestions(cluster) {
     const join = make("button", { type: "button", class: "chip", click: () => mergeInto(id, twin.id) }, "merge them?");
     return [`also the name of #${twin.id}`, join];
   }
+  if (id === WRONG) return ["these images belong to none of the clusters"];
+  if (isNew(id)) return ["new: the next round of training learns it"];
   if (isFixed(id)) return ["a known class"];
-  if (name || !known) return [];
-  return [make("button", {
-    type: "button", class: "chip suggest", title: `${percent(known[1])} of its images resemble the known class most`,
-    click: () => setName(id, known[0]),
-  }, "suggestion: like ", make("b", {}, known[0]), ` ${percent(known[1])}`)];
+  return [];
 }
 
 function clusterLink(id, count = null) {
@@ -127,10 +168,11 @@ function clusterLink(id, count = null) {
 }
 
 function cardFacts(cluster) {
-  const { count, confidence, purity, truths, fits, nearest, parts } = cluster;
+  const { id, confidence, purity, truths, fits, nearest, known, parts } = cluster;
   const muted = (text) => make("span", { class: "muted" }, text);
   const fact = (label, ...words) => make("span", { class: "fact" }, muted(`${label} `), ...words);
   parts.guests = make("span", { class: "fact guests" });
+  [parts.size, parts.share] = [make("b"), muted("")];
   const classes = truths.slice(0, 3).map(([name, number]) => `${name} ${number}`).join(", ");
   const near = nearest.map(([id, closeness]) => {
     const link = clusterLink(id);
@@ -138,11 +180,12 @@ function cardFacts(cluster) {
     return link;
   });
   return make("div", { class: "facts" },
-    make("span", { class: "fact" }, make("b", {}, counted(count, "image")), muted(` ${percent(count / data.total)}`)),
-    fact("confidence", confidence.toFixed(2)),
+    make("span", { class: "fact" }, parts.size, parts.share),
+    confidence === null ? null : fact("confidence", confidence.toFixed(2)),
     purity === null ? null : fact("purity", percent(purity), muted(` ${classes}`)),
     fits ? fact("fit", ...fitWords(fits)) : null,
     near.length ? fact("near", ...near) : null,
+    known && !isFixed(id) ? fact("resembles", known[0], muted(` ${percent(known[1])}`)) : null,
     parts.guests);
 }
 
@@ -162,8 +205,14 @@ function cardBody(cluster) {
 
 // The introduction (central and doubtful images), the images that match the filters, or all of them.
 function fillBody(cluster) {
-  const { parts, matching, shown } = cluster;
+  const { id, parts, matching, own } = cluster;
+  const shown = cluster.images.length;
   const [central, doubtful] = cluster.introduced;
+  const stays = (image) => clusterOf[image] === cluster;
+  const introduced = own.slice(0, central + doubtful).filter(stays).length;
+  const moved = cluster.images.filter((image) => modelClusterOf[image] !== cluster);
+  const guests = mergedInto(id);
+  parts.guestIds = guests.map((guest) => guest.id).join();
   const first = data.embedded ? "most central" : "most confident";
   const some = matching.length < shown;
   const list = some || cluster.all
@@ -171,11 +220,13 @@ function fillBody(cluster) {
   const caption = some ? `${grouped(matching.length)} of ${counted(shown, "image")} match` : `All, the ${first} first`;
   const groups = list
     ? [tileGroup(caption, cluster.all ? list : list.slice(0, FEW), "matching")]
-    : [tileGroup(`M${first.slice(1)}`, cluster.images.slice(0, central), "central"),
-      tileGroup("Least certain", cluster.images.slice(central, central + doubtful), "doubtful")];
+    : [tileGroup("Given by hand", moved.slice(0, FEW), "matching"),
+      tileGroup(`M${first.slice(1)}`, own.slice(0, central).filter(stays), "central"),
+      tileGroup("Least certain", own.slice(central, central + doubtful).filter(stays), "doubtful"),
+      ...guests.map((guest) => tileGroup(`From ${defaultName(guest.id)}`, guest.images.slice(0, FEW), "matching"))];
   parts.body.replaceChildren(...groups.filter(Boolean));
   parts.all.textContent = cluster.all ? "Show fewer" : `Show all ${grouped(matching.length)}`;
-  parts.all.hidden = !cluster.all && matching.length <= (list ? FEW : central + doubtful);
+  parts.all.hidden = !cluster.all && matching.length <= (list ? FEW : introduced + Math.min(moved.length, FEW));
   cluster.card.classList.toggle("open", Boolean(cluster.all));
   parts.all.setAttribute("aria-expanded", Boolean(cluster.all));
 }

@@ -3,15 +3,18 @@ const data = JSON.parse(document.getElementById("data").textContent);
 const { images, clusters } = data; // clusters: the largest first; images: cluster by cluster
 const imageCount = images.path.length;
 const byId = new Map(clusters.map((cluster) => [cluster.id, cluster]));
-const clusterOf = new Array(imageCount);
+const clusterOf = new Array(imageCount); // where an image is now, which a person may change
+const modelClusterOf = new Array(imageCount);
 const sheetOf = new Uint32Array(imageCount);
 const missing = new Set(data.missing);
+const live = {}; // what the studio's scripts add: apply, split, start
 
 let next = 0;
 for (const cluster of clusters) {
   cluster.first = next;
-  cluster.images = Array.from({ length: cluster.shown }, () => next++);
-  cluster.images.forEach((image) => { clusterOf[image] = cluster; });
+  cluster.own = Array.from({ length: cluster.shown }, () => next++); // as the model has it
+  cluster.own.forEach((image) => { clusterOf[image] = modelClusterOf[image] = cluster; });
+  cluster.images = cluster.own;
 }
 for (let sheet = 0; sheet + 1 < data.sheets.length; sheet++) {
   sheetOf.fill(sheet, data.sheets[sheet], data.sheets[sheet + 1]);

@@ -1,4 +1,4 @@
-// Dialogs: one image with all that is known about it, and the choice of a cluster to merge into.
+// The dialog of one image, with all that is known about it.
 let detailList = [];
 
 function openDetail(image, list) {
@@ -10,9 +10,11 @@ function openDetail(image, list) {
 function showDetail(image) {
   const cluster = clusterOf[image];
   const picture = make("div", { class: "picture", role: "img", "aria-label": images.path[image] });
-  paint(picture, image);
+  if (data.studio) Object.assign(picture.style, { backgroundImage: `url("${fileAddress(image)}")`, backgroundSize: "contain", backgroundPosition: "center" });
+  else paint(picture, image);
   const facts = [
-    ["cluster", clusterLink(cluster.id)], ["confidence", images.confidence[image].toFixed(3)], ["fit", fitOf(image)],
+    ["cluster", clusterLink(cluster.id)], ["the model says", cluster !== modelClusterOf[image] && clusterLink(modelClusterOf[image].id)],
+    ["confidence", images.confidence[image].toFixed(3)], ["fit", fitOf(image)],
     [data.embedded ? "centrality" : null, images.central[image].toFixed(3)], ["true class", truthOf(image)],
   ].filter(([label, value]) => label && value);
   const step = (by) => {
@@ -30,12 +32,15 @@ function showDetail(image) {
       make("dl", {}, ...facts.flatMap(([label, value]) =>
         [make("dt", { class: "muted" }, label), make("dd", {}, value)])),
       make("p", { class: "muted" }, missing.has(image) ? "The file could not be read when this page was made." :
-        data.root && make("a", { href: fileAddress(image), target: "_blank", rel: "noreferrer" }, "Open the file")),
+        (data.root || data.studio) && make("a", { href: fileAddress(image), target: "_blank", rel: "noreferrer" }, "Open the file")),
+      correctable ? make("div", { class: "place" },
+        make("button", { type: "button", click: () => moveFromDetail(image) }, "Move to…"),
+        make("button", { type: "button", click: () => { placeImages([image], WRONG); showDetail(image); } }, "In no cluster")) : null,
       make("form", { method: "dialog", class: "steps" }, step(-1), step(1), make("button", {}, "Close"))));
   select(image);
 }
 
-const fileAddress = (image) =>
+const fileAddress = (image) => data.studio ? `${data.studio}/images/${image}` :
   `file://${`${data.root}/${images.path[image]}`.split("/").map(encodeURIComponent).join("/")}`;
 
 function detailKeys(event) {
@@ -43,35 +48,7 @@ function detailKeys(event) {
   if (by) $("detail").querySelector(`[data-step="${by}"]`)?.click();
 }
 
-function chooseMerge(cluster) {
-  $("merge-title").textContent = `Merge ${nameOf(cluster.id)} into…`;
-  $("merge-search").value = "";
-  const near = new Map(cluster.nearest.map(([id], order) => [id, order]));
-  const order = (other) => near.get(other.id) ?? near.size;
-  const choices = clusters
-    .filter((other) => other !== cluster && said[other.id].merge === null && !said[other.id].junk)
-    .sort((one, other) => order(one) - order(other) || other.count - one.count);
-  $("merge-list").replaceChildren(...choices.map((target) => mergeChoice(cluster, target, near.has(target.id))));
-  $("merge").showModal();
-}
-
-function mergeChoice(cluster, target, isNear) {
-  const tiles = target.images.slice(0, 5).map((image) => {
-    const tile = make("span", { class: "tile", "data-image": image });
-    tilesInView.observe(tile);
-    return tile;
-  });
-  return make("button", {
-    type: "button", class: "merge-choice", "data-cluster": target.id,
-    click: () => { $("merge").close(); mergeInto(cluster.id, target.id); cluster.card.focus(); },
-  }, makeMark(target), make("span", { class: "what" }, make("b", {}, nameOf(target.id)),
-    make("span", { class: "muted" }, `#${target.id} · ${counted(target.count, "image")}${isNear ? " · near" : ""}`)),
-  make("span", { class: "tiles" }, ...tiles));
-}
-
-function filterMergeChoices() {
-  const text = $("merge-search").value.trim().toLowerCase();
-  for (const choice of $("merge-list").children) {
-    choice.hidden = !choice.querySelector(".what").textContent.toLowerCase().includes(text);
-  }
+function moveFromDetail(image) {
+  $("detail").close();
+  chooseTarget([image]);
 }

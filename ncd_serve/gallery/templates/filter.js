@@ -1,6 +1,6 @@
 // Which images match, and in which order their clusters come.
 const SORTS = {
-  size: ["Largest first", (one, other) => other.count - one.count],
+  size: ["Largest first", (one, other) => sizeOf(other) - sizeOf(one)],
   confidence: ["Least confident first", (one, other) => one.confidence - other.confidence],
   purity: ["Least pure first", (one, other) => one.purity - other.purity],
   name: ["Name", (one, other) => nameOf(one.id).localeCompare(nameOf(other.id), undefined, { numeric: true })],
@@ -21,7 +21,8 @@ function makeFilters() {
 
 function sortCards() {
   const [, order] = SORTS[$("sort").value];
-  clusters.toSorted((one, other) => order(one, other) || one.first - other.first)
+  const made = ({ id }) => (id === WRONG ? 1 : isNew(id) ? -1 : 0); // what people made first, what fits nowhere last
+  clusters.toSorted((one, other) => made(one) - made(other) || order(one, other) || one.first - other.first)
     .forEach((cluster) => $("cards").append(cluster.card));
 }
 
@@ -66,7 +67,7 @@ function showMatching(cluster, list) {
 function clusterMatches({ id, known }, text) {
   const number = text.replace(/^#/, "");
   return text === "" || String(id) === number || nameOf(id).toLowerCase().includes(text) ||
-    data.defaults[id] === text || (known?.[0].toLowerCase().includes(text) && !said[id].name);
+    defaultName(id) === text || (known?.[0].toLowerCase().includes(text) && !said[id].name);
 }
 
 function imageMatches(image, text) {

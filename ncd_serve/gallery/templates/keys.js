@@ -8,7 +8,11 @@ const KEYS = [
   ["x", "mark it as junk, or not", () => withCurrent((cluster) => cluster.parts.junk.click())],
   ["a", "show all its images, or fewer", () => withCurrent(toggleAll)],
   ["u", "undo (also Ctrl Z)", undo],
-  ["s", "save names.json (also Ctrl S)", saveNames],
+  ["r", "redo (also Ctrl Shift Z)", redo],
+  ["s", `${data.studio ? "apply" : "save names.json"} (also Ctrl S)`, () => save()],
+  ["v", "move the selected images to a cluster", () => withSelection(moveSelection)],
+  ["c", "make a new category of them", () => withSelection(nameCategory)],
+  ["w", "they belong to no cluster", () => withSelection(() => placeSelection(WRONG))],
   ["g", "go to the map: arrows, Enter, + - 0", () => $("map").focus()],
   ["t", "light or dark", toggleTheme],
   ["?", "this help", () => $("help").showModal()],
@@ -17,6 +21,7 @@ const KEYS = [
 function makeKeys() {
   const others = [
     ["arrow keys", "from image to image in a group"],
+    ["Space", "select an image, or Ctrl click; Shift click selects all between"],
     ["Enter", "open an image, leave a name"],
     ["Esc", "leave a field, close a window"],
   ];
@@ -27,10 +32,10 @@ function makeKeys() {
 
 function onKey(event) {
   const field = event.target.closest?.("input, select, textarea");
-  if ((event.ctrlKey || event.metaKey) && event.key === "s") return answer(event, saveNames);
+  if ((event.ctrlKey || event.metaKey) && event.key === "s") return answer(event, save);
   if (document.querySelector("dialog[open]")) return null;
   if (field) return fieldKey(event, field);
-  if ((event.ctrlKey || event.metaKey) && event.key === "z") return answer(event, undo);
+  if ((event.ctrlKey || event.metaKey) && event.key.toLowerCase() === "z") return answer(event, event.shiftKey ? redo : undo);
   if (event.ctrlKey || event.metaKey || event.altKey) return null;
   const found = KEYS.find(([key]) => key === event.key);
   return found ? answer(event, found[2]) : null;
@@ -48,7 +53,7 @@ function answer(event, action) {
 }
 
 const visibleClusters = () => [...$("cards").children].filter((card) => !card.hidden)
-  .map((card) => byId.get(Number(card.dataset.cluster)));
+  .map(clusterOfCard);
 
 function stepCluster(by) {
   const visible = visibleClusters();

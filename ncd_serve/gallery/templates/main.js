@@ -15,13 +15,15 @@ function setTheme(theme) {
 
 function summarise() {
   const shown = imageCount < data.total ? `, an even sample of ${grouped(imageCount)} shown` : "";
-  const named = clusters.filter(({ id }) => said[id].name).length;
+  const seen = clusters.filter((cluster) => cluster.id !== WRONG && (cluster.shown || cluster.images.length));
+  const named = seen.filter(({ id }) => said[id].name).length;
   $("summary").textContent =
-    `${counted(data.total, "image")}${shown} · ${counted(clusters.length, "cluster")}, ${named} named`;
+    `${counted(data.total, "image")}${shown} · ${counted(seen.length, "cluster")}, ${named} named`;
   const unsaved = unsavedCount();
   $("unsaved").textContent = unsaved ? counted(unsaved, "unsaved change") : "";
   $("undo").disabled = !undoable.length;
-  $("save").disabled = !touchedIds().length;
+  $("redo").disabled = !redoable.length;
+  $("save").disabled = !isTouched();
 }
 
 function makeNotes() {
@@ -60,8 +62,10 @@ function makeFailures() {
     make("tr", {}, make("td", { class: "path" }, path), make("td", { class: "muted" }, why))));
 }
 
+const save = () => (live.apply ?? saveNames)();
+
 const imagesAround = (tile) =>
-  [...tile.parentElement.querySelectorAll(":scope > .tile")].map(({ dataset }) => Number(dataset.image));
+  tile.parentElement.list ?? [...tile.parentElement.querySelectorAll(":scope > .tile")].map(({ dataset }) => Number(dataset.image));
 
 // How much of the window the header covers, which depends on how its tools wrap.
 function measureTop() {
@@ -71,43 +75,55 @@ function measureTop() {
 
 function listen() {
   $("undo").addEventListener("click", undo);
-  $("save").addEventListener("click", saveNames);
+  $("redo").addEventListener("click", redo);
+  $("save").addEventListener("click", () => save());
   $("theme").addEventListener("click", toggleTheme);
   $("help-open").addEventListener("click", () => $("help").showModal());
   $("detail").addEventListener("keydown", detailKeys);
-  $("merge-search").addEventListener("input", filterMergeChoices);
+  $("choose-search").addEventListener("input", filterChoices);
   dark.addEventListener("change", () => setTheme(null));
   document.addEventListener("click", (event) => {
-    const tile = event.target.closest("button.tile");
+    const tile = event.target.closest("button.tile[data-image]");
     const link = event.target.closest("a.cluster-link");
-    if (tile) openDetail(Number(tile.dataset.image), imagesAround(tile));
+    if (tile) clickTile(event, tile);
     if (!link) return;
     event.preventDefault();
     document.querySelector("dialog[open]")?.close();
-    if (byId.has(Number(link.dataset.cluster))) goTo(byId.get(Number(link.dataset.cluster)));
+    if (clusterOfCard(link)) goTo(clusterOfCard(link));
   });
   $("cards").addEventListener("focusin", (event) => {
     const card = event.target.closest(".card");
-    if (card) setCurrent(byId.get(Number(card.dataset.cluster)));
+    if (card) setCurrent(clusterOfCard(card));
   });
   new ResizeObserver(measureTop).observe($("top"));
   addEventListener("beforeprint", () => clusters.forEach(openCard));
 }
 
-recallNames();
 makeCards();
+recallNames();
+arrangeImages();
+for (const cluster of clusters) cluster.matching = cluster.images;
 makeFilters();
 sortCards();
 makeMap();
 makeMatrix();
+makeSelection();
+makeQuestions();
 makeKeys();
 makeNotes();
 makeOutliers();
 makeFailures();
 listen();
-namingListeners.push(summarise, () => clusters.forEach(refreshCard));
+namingListeners.push((moved) => {
+  if (moved) sortCards();
+  if (moved) applyFilters();
+  summarise();
+  clusters.forEach(refreshCard);
+});
 summarise();
 clusters.forEach(refreshCard);
+clusters.forEach((cluster) => showMatching(cluster, cluster.images));
+live.start?.();
 setTheme(recall("theme"));
 document.documentElement.dataset.ready = "true";
 performance.mark("interactive");

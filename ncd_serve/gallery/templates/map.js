@@ -9,13 +9,15 @@ function makeMap() {
   document.body.classList.add("with-map");
   const kind = data.map === "tsne" ? "t-SNE of the embeddings" : "The embeddings' two principal axes";
   const grey = data.background[0].length ? " Grey: training images." : "";
-  $("map-kind").textContent = `${kind}.${grey} Wheel zooms, drag moves, double click shows all.`;
+  const how = matchMedia("(pointer: coarse)").matches ? "" : " Wheel zooms, drag moves, double click shows all.";
+  $("map-kind").textContent = `${kind}.${grey}${how}`;
   makeLegend();
   new ResizeObserver(fitMap).observe($("map"));
   const canvas = $("map");
   canvas.addEventListener("pointermove", moveOnMap);
   canvas.addEventListener("pointerleave", () => point(null));
   canvas.addEventListener("pointerdown", (event) => {
+    if (startsLasso(event)) return;
     map.drag = { x: event.offsetX, y: event.offsetY, moved: false };
     canvas.setPointerCapture(event.pointerId);
   });
@@ -28,6 +30,7 @@ function makeMap() {
   canvas.addEventListener("dblclick", resetMap);
   canvas.addEventListener("keydown", mapKeys);
   filterListeners.push(drawMap);
+  makeLasso();
 }
 
 function fitMap() {
@@ -70,6 +73,7 @@ function drawMap() {
     }
   }
   if (map.selected !== null) ringAround($("ring"), map.selected);
+  drawChosen(context);
 }
 
 function drawBackground(context) {
@@ -117,6 +121,7 @@ function nearestOnMap(x, y, reach = REACH) {
 
 function moveOnMap(event) {
   const { drag } = map;
+  if (lasso.path) return growLasso(event);
   if (!drag) return point(nearestOnMap(event.offsetX, event.offsetY));
   const [dx, dy] = [event.offsetX - drag.x, event.offsetY - drag.y];
   if (!drag.moved && Math.hypot(dx, dy) < 4) return null;
@@ -128,6 +133,10 @@ function moveOnMap(event) {
 }
 
 function dropOnMap(event) {
+  if (lasso.path) {
+    closeLasso();
+    return;
+  }
   const clicked = map.drag && !map.drag.moved;
   map.drag = null;
   const image = clicked ? nearestOnMap(event.offsetX, event.offsetY) : null;
@@ -215,13 +224,17 @@ function neighbour(dx, dy) {
 }
 
 function makeLegend() {
+  fillLegend();
+  namingListeners.push((moved) => (moved ? fillLegend() : nameLegend()));
+}
+
+function fillLegend() {
   const mark = (cluster) => { map.cluster = cluster; drawMap(); };
   $("legend").replaceChildren(...clusters.map((cluster) => make("button", {
     type: "button", class: "legend-entry", pointerenter: () => mark(cluster), pointerleave: () => mark(null),
     focus: () => mark(cluster), blur: () => mark(null), click: () => goTo(cluster, { focus: false }),
-  }, makeMark(cluster), make("span", { class: "label" }), make("span", { class: "muted" }, grouped(cluster.count)))));
+  }, makeMark(cluster), make("span", { class: "label" }), make("span", { class: "muted" }, grouped(sizeOf(cluster))))));
   nameLegend();
-  namingListeners.push(nameLegend);
 }
 
 function nameLegend() {
@@ -229,5 +242,6 @@ function nameLegend() {
     const entry = $("legend").children[order];
     entry.querySelector(".label").textContent = nameOf(id);
     entry.classList.toggle("set-aside", said[id].junk || said[id].merge !== null);
+    entry.hidden = !clusters[order].images.length && !clusters[order].count;
   });
 }

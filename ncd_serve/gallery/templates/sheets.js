@@ -1,8 +1,9 @@
-// Sheets of thumbnails follow this script as text. Each becomes a picture when one of its tiles is looked at.
+// Sheets of thumbnails follow this script as text, or come from the studio. Each becomes a picture when it is looked at.
 const sheetAddresses = new Map();
 const awaited = new Map();
 
 function sheetAddress(sheet) {
+  if (data.studio) return `${data.studio}/sheets/${sheet}.jpg`;
   if (!sheetAddresses.has(sheet)) {
     sheetAddresses.set(sheet, new Promise((found) => { awaited.set(sheet, found); }));
     openAwaited();

@@ -20,6 +20,7 @@ from ncd_serve.gallery.clusters import describe_clusters
 from ncd_serve.gallery.collection import GivenNames
 from ncd_serve.gallery.confusion import confusion_data, contingency
 from ncd_serve.gallery.projection import places, principal
+from ncd_serve.gallery.questions import find_questions
 from ncd_serve.prediction import Candidate, Prediction
 from ncd_serve.reference import REFERENCE, Reference
 from ncd_serve.rows.tables import write_rows
@@ -309,3 +310,28 @@ def test_a_map_of_images_that_are_all_the_same_does_not_crash(value: float) -> N
     for width in (1, 8):
         where = places(np.full((20, width), value, np.float32), MapKind.TSNE)
         assert where.shape == (20, 2) and np.isfinite(where).all()
+
+
+def test_questions_are_about_images_between_two_clusters() -> None:
+    # Ten images near 0 and ten near 90 degrees; one in ten is doubtful: those at 40 and 44, of the first cluster.
+    degrees = np.radians([*range(0, 8), 40, 44, *range(83, 93)])
+    embeddings = np.stack([np.cos(degrees), np.sin(degrees)], 1).astype(np.float32)
+    ids = np.array([0] * 10 + [1] * 10)
+    paths = [f"{number}.png" for number in range(20)]
+    shown = Collection(
+        kind="run",
+        source=Path("run"),
+        naming=GivenNames(["cluster-0", "cluster-1"]),
+        root=Path(),
+        paths=paths,
+        files=[Path(path) for path in paths],
+        cluster_ids=ids,
+        confidences=np.ones(20, np.float32),
+        counts=np.array([10, 10]),
+        embeddings=embeddings,
+    )
+    order = list(range(19, -1, -1))
+    (question,) = find_questions(shown, order)
+    assert {question["image"], *question["like"]} == {order.index(8), order.index(9)} and question["other"] == 1
+    assert find_questions(replace(shown, kind="rows"), order) == []
+    assert find_questions(replace(shown, cluster_ids=np.zeros(20, np.int64)), order) == []

@@ -130,6 +130,7 @@ def test_a_finished_run(setup: Setup, run: RunDir) -> None:
     assert found.text.startswith("birds: a 'run'")
     assert "8 unlabelled images in 2 clusters, with the help of 4 labelled images of 2 known classes" in found.text
     assert " finished " in found.text and "not finished" not in found.text
+    assert "cluster-1 6 images confidence 0.50 cluster-0 2 images" in found.text  # the page opens with the clusters
     # Best of the baselines, cluster sizes of the reference, its mean confidence.
     assert "0.750 transductive; k-means reaches 0.375" in found.text
     assert "2 to 6 images in a cluster" in found.text and "mean confidence 0.500" in found.text
@@ -144,9 +145,11 @@ def test_a_finished_run(setup: Setup, run: RunDir) -> None:
 def test_it_needs_nothing_else(setup: Setup, run: RunDir) -> None:
     found = page(setup, run)
     assert "script" not in found.elements and "link" not in found.elements and "b" in found.elements
-    shown = [address for address in found.addresses if address.startswith("data:")]
+    shown = [address for address in found.addresses if address.startswith("data:image/png")]
     assert [address.partition(",")[2] for address in shown] == ["Zmlyc3Q=", "bWlkZGxl", "bGFzdA=="], "in their order"
-    links = set(found.addresses) - set(shown)
+    strips = [address for address in found.addresses if address.startswith("data:image/jpeg")]
+    assert len(strips) == 2, "a strip of pictures for each cluster"
+    links = set(found.addresses) - set(shown) - set(strips)
     assert links >= {"gallery.html", "config.toml", "skipped.txt", "plots/tsne-init.png"}
     assert not [link for link in links if ":" in link or link.startswith("/")]
 

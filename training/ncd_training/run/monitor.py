@@ -7,7 +7,10 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from ncd_serve.files import write_json
+from ncd_serve.places import FORMING
 from ncd_serve.progress import Progress, Track, silent
+from ncd_serve.text import printable
 from ncd_training.base.run_dir import Score, Summary
 from ncd_training.model.predict import Outputs, run_model
 from ncd_training.objective.method import method_named
@@ -25,6 +28,7 @@ if TYPE_CHECKING:
     from ncd_training.run.step import TrainState
 
 _EVALUATIONS_PER_RUN = 10
+_EXAMPLES = 10  # images that a forming cluster is shown by
 _TSNE_UNLABELLED_POINTS, _TSNE_KNOWN_POINTS = 1200, 300
 
 
@@ -75,6 +79,7 @@ class Monitor:
             for branch, quality in _qualities(probe, truth[rows]).items():
                 figures |= {f"{PSEUDO}{branch}_{name}": quality[name] for name in ("precision", "recall")}
         figures[BALANCE] = cluster_balance(outputs.cluster_ids, outputs.clusters)
+        self._write_forming(outputs, epoch)
         if epoch in drawn:
             self._draw(state, outputs, clusters=outputs.cluster_ids, name=f"epoch-{epoch}")
         return figures
@@ -91,6 +96,17 @@ class Monitor:
         pairs = _qualities(probe, np.array(manifest.truth)[rows]) if manifest.truth is not None else {}
         found = {"method": config.method.name, "scores": splits, "pseudo_labels": pairs}
         return summary.model_copy(update=found), outputs
+
+    def _write_forming(self, outputs: Outputs, epoch: int) -> None:
+        """Write the size of each cluster so far, and its most confident images, for those who watch the run."""
+        paths, ids, sure = self.setup.manifest.unlabelled, outputs.cluster_ids, outputs.confidences
+        clusters = []
+        for number in np.unique(ids).tolist():
+            rows = np.flatnonzero(ids == number)
+            best = rows[np.argsort(-sure[rows], kind="stable")[:_EXAMPLES]]
+            facts = {"id": number, "count": len(rows), "confidence": float(sure[rows].mean())}
+            clusters.append({**facts, "examples": [printable(paths[row].absolute()) for row in best]})
+        write_json(self.plots.parent / FORMING, {"epoch": epoch, "clusters": clusters})
 
     @property
     def _epochs(self) -> int:

@@ -17,6 +17,9 @@ import numpy as np
 from jinja2 import Environment, PackageLoader, StrictUndefined
 
 from ncd_serve.files import write_text
+from ncd_serve.gallery.clusters import describe_clusters
+from ncd_serve.gallery.read import read_run
+from ncd_serve.gallery.thumbnails import COLUMNS, draw_sheet
 from ncd_serve.reference import Reference
 from ncd_training.base.run_dir import Score, Summary
 from ncd_training.config.schema import MethodConfig, TrainConfig
@@ -58,6 +61,7 @@ _SNAPSHOT = re.compile(r"tsne-(?:init|epoch-(\d+))\.png")
 _LOG_LINE = re.compile(r"^(\d{4}-\d\d-\d\d \d\d:\d\d:\d\d)  ((?:epoch (\d+)/)?.*)", re.MULTILINE)
 _RESUMED, _ENDED = "resuming ", "ended by "  # begin the first line of a resumed session, and the last one of any
 _FILES = ("config.toml", "summary.json", "metrics.jsonl", "environment.json", "log.txt", "skipped.txt", "estimate.json")
+_STRIP_TILE, _MAX_STRIPS = 64, 30  # px of the pictures that the page opens with, and clusters that have some
 _MAX_FILE_LINES = 1000  # skipped images that the page lists: a browser must be able to open it
 
 
@@ -85,6 +89,16 @@ class EmbeddedImage(NamedTuple):
     address: str
 
 
+class FoundCluster(NamedTuple):
+    """Cluster as the page opens with it: its size, and its most central images as a data URL."""
+
+    name: str
+    images: int
+    confidence: float
+    doubtful: int  # images that are unusual for it, or outliers
+    strip: str
+
+
 class LogLine(NamedTuple):
     """Line of log.txt."""
 
@@ -99,6 +113,27 @@ class Charts(NamedTuple):
     balance: Chart | None
     pairs: Chart | None
     terms: dict[str, Chart]
+
+
+def found_clusters(run: Path) -> list[FoundCluster]:
+    """Return the largest clusters of a finished run, with pictures; images that are gone are grey."""
+    shown = read_run(run)
+    described, _ = describe_clusters(shown)
+    return [
+        FoundCluster(
+            shown.naming.labels[cluster.number],
+            cluster.count,
+            cluster.confidence,
+            sum(cluster.fits[1:]) if cluster.fits else 0,
+            _strip([shown.files[row] for row in cluster.images[:COLUMNS]]),
+        )
+        for cluster in described[:_MAX_STRIPS]
+    ]
+
+
+def _strip(files: list[Path]) -> str:
+    content, _ = draw_sheet(range(len(files)), files=files, size=_STRIP_TILE, columns=len(files))
+    return "data:image/jpeg;base64," + b64encode(content).decode()
 
 
 def write_report(setup: Setup, run: RunDir, *, epoch: int, scored: bool) -> None:
@@ -124,6 +159,7 @@ def render_report(setup: Setup, run: RunDir, *, epoch: int, scored: bool) -> str
         scored=scored,
         run=run.path.absolute(),
         tiles=tiles(summary, rows, reference),
+        found=found_clusters(run.path) if reference else [],
         splits=split_uses(setup.manifest),
         stages=stages_before(setup.config),
         weights=initial_weights(setup.config, summary),

@@ -1,0 +1,37 @@
+"""`studio`: the live page."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from ncd_serve.cli.console import out, progress
+from ncd_serve.cli.options import Token
+from ncd_serve.errors import needs_extra
+
+
+def studio(
+    source: Annotated[
+        Path | None,
+        typer.Argument(
+            metavar="[RUN|BUNDLE|FOLDER]",
+            help="A finished run, a bundle, or a folder of images to train on; default: the newest run.",
+        ),
+    ] = None,
+    host: Annotated[str, typer.Option(help="Address to listen on; other machines need one of this machine's own.")] = (
+        "127.0.0.1"
+    ),
+    port: Annotated[int | None, typer.Option(help="Port; default 8020, or a free one if that is taken.")] = None,
+    browser: Annotated[bool, typer.Option("--browser/--no-browser", help="Open the page in a browser.")] = True,
+    token: Token = None,
+) -> None:
+    """Look at clusters, name and correct them, ask about new images, train and serve, in one live page."""
+    with needs_extra("studio"):
+        from ncd_serve.studio.start import run_studio
+
+    def ready(address: str) -> None:
+        out.print(f"studio: {address}\nstop:   Ctrl-C", highlight=False, markup=False, soft_wrap=True)
+
+    run_studio(source, host=host, port=port, token=token, browser=browser, ready=ready, progress=progress)

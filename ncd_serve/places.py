@@ -1,0 +1,121 @@
+"""Places that users need not remember: runs below this folder, their bundles, and what each was exported to."""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Iterator
+from pathlib import Path
+from typing import NamedTuple
+
+from pydantic import BaseModel, ConfigDict, ValidationError
+
+from ncd_serve.bundle import MANIFEST, BundleManifest
+from ncd_serve.contract import DEFAULT_MODEL
+from ncd_serve.errors import DataError
+from ncd_serve.files import write_json
+from ncd_serve.reference import REFERENCE
+
+DEFAULT_REPOSITORY = Path("model_repository")
+EXPORTED = "exported.json"  # in a bundle, not hashed: it is about this machine, not about the model
+FORMING = "forming.json"  # in a run: its clusters as they form
+_RUN_FACTS = "environment.json"
+_DEPTHS = ("", "*/", "*/*/")  # below the present folder: `runs/birds` is two levels down
+
+
+class ExportPlace(NamedTuple):
+    """Model in a repository that a bundle was exported to."""
+
+    repository: Path
+    model: str
+
+
+class _Record(BaseModel):
+    """Content of `exported.json`; the repository is relative to the bundle, so that both can be moved together."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    repository: Path
+    model: str
+
+
+def remember_export(folder: Path, place: ExportPlace, *, bundle: Path) -> None:
+    """Write down where a bundle goes to, in `folder`, which is about to become `bundle`."""
+    relative = os.path.relpath(place.repository.resolve(), bundle.resolve())
+    write_json(folder / EXPORTED, {"repository": relative, "model": place.model})
+
+
+def exported_to(bundle: Path) -> ExportPlace | None:
+    """Return what a bundle was exported to; None if it does not say, or the model is not there any more."""
+    try:
+        record = _Record.model_validate_json((bundle / EXPORTED).read_bytes())
+    except (OSError, ValidationError):
+        return None
+    place = ExportPlace(_short((bundle.resolve() / record.repository).resolve()), record.model)
+    return place if (place.repository / place.model).is_dir() else None
+
+
+def export_place(bundle: Path) -> ExportPlace:
+    """Return what a bundle was exported to; the default place if it does not say."""
+    return exported_to(bundle) or ExportPlace(DEFAULT_REPOSITORY, DEFAULT_MODEL)
+
+
+def newest_run() -> Path:
+    """Return the finished run that was started last, in this folder or up to two levels below it."""
+    if not (runs := _runs()):
+        raise DataError("no finished run in this folder or below it", hint="name one, or make one: ncd-serve train")
+    return runs[0]
+
+
+def newest_bundle() -> Path:
+    """Return the bundle of the newest run that has one."""
+    if not (bundles := list(_bundles())):
+        raise DataError("no exported run in this folder or below it", hint="ncd-serve export RUN exports one")
+    return bundles[0]
+
+
+def bundle_of(source: Path) -> Path:
+    """Return a bundle's folder: that of a run, or `source` itself."""
+    if (source / MANIFEST).is_file() or not (source / _RUN_FACTS).is_file():
+        return source
+    if not (source / "bundle" / MANIFEST).is_file():
+        raise DataError(f"{source} was not exported yet", hint=f"ncd-serve export {source}")
+    return source / "bundle"
+
+
+def bundle_of_checkpoint(checkpoint: str) -> Path | None:
+    """Return the bundle of the newest run whose model is this one; None if there is none."""
+    return next((bundle for bundle in _bundles() if _checkpoint(bundle) == checkpoint), None)
+
+
+def _runs() -> list[Path]:
+    """Return finished runs, those that were started last first."""
+    files = [file for depth in _DEPTHS for file in Path().glob(depth + _RUN_FACTS)]
+    started = {file.parent: _start(file) for file in files if (file.parent / REFERENCE).is_file()}
+    return sorted((run for run, when in started.items() if when), key=lambda run: started[run], reverse=True)
+
+
+def _start(facts: Path) -> str:
+    """Return when a training run was started, as text in an order of time; empty for other commands."""
+    try:
+        found = json.loads(facts.read_bytes())
+        return str(found["created"]) if found.get("made_by", "train") == "train" else ""
+    except (OSError, ValueError, KeyError, AttributeError, TypeError, RecursionError):
+        return ""
+
+
+def _bundles() -> Iterator[Path]:
+    return (run / "bundle" for run in _runs() if (run / "bundle" / MANIFEST).is_file())
+
+
+def _checkpoint(bundle: Path) -> str:
+    try:
+        return BundleManifest.model_validate_json((bundle / MANIFEST).read_bytes()).checkpoint
+    except (OSError, ValidationError):
+        return ""
+
+
+def _short(path: Path) -> Path:
+    """Return a path relative to the present folder if it is below it."""
+    here = Path.cwd()
+    return path.relative_to(here) if path.is_relative_to(here) else path

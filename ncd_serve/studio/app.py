@@ -1,0 +1,287 @@
+"""The studio's HTTP interface: its page, pictures, and what the page asks for. Every answer needs the token.
+
+A browser gets the token by the address that the command prints, and keeps it in a cookie that no other site can send;
+programs send it as `Authorization: Bearer`. Requests to other names of this machine, or from other pages, are refused.
+"""
+
+from __future__ import annotations
+
+import secrets
+from collections.abc import Awaitable, Callable, Mapping
+from dataclasses import asdict
+from functools import cache, partial
+from importlib.resources import files
+from pathlib import Path
+from typing import Any
+
+from pydantic import BaseModel, ConfigDict, ValidationError
+from starlette.applications import Starlette
+from starlette.concurrency import run_in_threadpool
+from starlette.middleware import Middleware
+from starlette.requests import ClientDisconnect, Request
+from starlette.responses import FileResponse, HTMLResponse, JSONResponse, RedirectResponse, Response
+from starlette.routing import Route
+from starlette.types import ASGIApp, Receive, Scope, Send
+
+from ncd_serve.errors import DataError, NcdError, UsageError
+from ncd_serve.gallery.page import SCRIPTS, script_of, template_part
+from ncd_serve.naming import Names
+from ncd_serve.studio.commands import TrainingForm
+from ncd_serve.studio.desk import Desk
+from ncd_serve.text import printable
+
+POLICY = (
+    "default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self' blob: data:; connect-src 'self'; "
+    "base-uri 'none'; form-action 'none'; frame-ancestors 'none'"
+)
+HEADERS = {
+    "Content-Security-Policy": POLICY,
+    "X-Content-Type-Options": "nosniff",
+    "Referrer-Policy": "no-referrer",
+    "Cross-Origin-Resource-Policy": "same-origin",
+}
+STUDIO_SCRIPTS = ("api", "split", "new_images", "training", "serving", "studio")
+_MAX_JSON_BYTES, _MAX_IMAGE_BYTES = 16 << 20, 64 << 20
+_KEPT = {"Cache-Control": "private, max-age=86400"}
+Handler = Callable[[Request], Awaitable[Response]]
+
+
+class Guard:
+    """Middleware that lets requests pass which carry the token and come from the studio's own page or from no page."""
+
+    def __init__(self, app: ASGIApp, *, token: str, hosts: frozenset[str], cookie: str) -> None:
+        self._app, self._token, self._hosts, self._cookie = app, token, hosts, cookie
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Pass a request on, or answer it with a refusal that says nothing about what is here."""
+        if scope["type"] != "http":
+            await self._app(scope, receive, send)
+            return
+        request = Request(scope)
+        if refused := self._refusal(request):
+            await refused(scope, receive, send)
+        else:
+            await self._app(scope, receive, partial(_send_with_headers, send))
+
+    def _refusal(self, request: Request) -> Response | None:
+        host, origin = request.headers.get("host", ""), request.headers.get("origin")
+        foreign = origin is not None and origin.partition("://")[2] not in self._hosts
+        if host not in self._hosts or foreign or request.headers.get("sec-fetch-site") == "cross-site":
+            return Response("not here\n", 403, headers=HEADERS)
+        if self._is_token(request.query_params.get("token")) and request.url.path == "/":
+            response = RedirectResponse("/", 303, headers=HEADERS)
+            response.set_cookie(self._cookie, self._token, httponly=True, samesite="strict", path="/")
+            return response
+        bearer = request.headers.get("authorization", "").removeprefix("Bearer ")
+        if self._is_token(bearer) or self._is_token(request.cookies.get(self._cookie)):
+            return None
+        return Response("open the address that `ncd-serve studio` printed\n", 401, headers=HEADERS)
+
+    def _is_token(self, given: str | None) -> bool:
+        return given is not None and secrets.compare_digest(given.encode(), self._token.encode())
+
+
+async def _send_with_headers(send: Send, message: Any) -> None:
+    if message["type"] == "http.response.start":
+        present = {name.lower() for name, _ in message["headers"]}
+        extra = [(name.lower().encode(), value.encode()) for name, value in HEADERS.items()]
+        message["headers"] = [*message["headers"], *(pair for pair in extra if pair[0] not in present)]
+    await send(message)
+
+
+def make_app(desk: Desk, *, token: str, hosts: frozenset[str], cookie: str) -> Starlette:
+    """Return the application."""
+    routes = [
+        Route("/", _answering(_page, desk)),
+        Route("/studio.js", _answering(_script, desk)),
+        Route("/studio.css", _answering(_style, desk)),
+        Route("/p/{key}/sheets/{number:int}.jpg", _answering(_sheet, desk)),
+        Route("/p/{key}/images/{number:int}", _answering(_image, desk)),
+        Route("/forming.jpg", _answering(_forming, desk)),
+        Route("/api/folders", _answering(_folders, desk)),
+        Route("/api/apply", _answering(_apply, desk), methods=["POST"]),
+        Route("/api/split", _answering(_split, desk), methods=["POST"]),
+        Route("/api/category", _answering(_category, desk), methods=["POST"]),
+        Route("/api/open", _answering(_open, desk), methods=["POST"]),
+        Route("/api/training", _answering(_training, desk)),
+        Route("/api/training/{action}", _answering(_train, desk), methods=["POST"]),
+        Route("/api/serving", _answering(_serving, desk)),
+        Route("/api/serving/{action}", _answering(_serve, desk), methods=["POST"]),
+        Route("/predict", _answering(_predict, desk), methods=["POST"]),
+    ]
+    guard = Middleware(Guard, token=token, hosts=hosts, cookie=cookie)
+    return Starlette(routes=routes, middleware=[guard])
+
+
+def _answering(handler: Callable[[Request, Desk], Awaitable[Response]], desk: Desk) -> Handler:
+    """Return a handler whose errors are answers with the reason and a hint."""
+
+    async def answer(request: Request) -> Response:
+        try:
+            return await handler(request, desk)
+        except ValidationError as error:
+            first = error.errors()[0]
+            where = ".".join(map(str, first["loc"]))
+            return _error(DataError(f"{where}: {first['msg'].removeprefix('Value error, ')}"))
+        except NcdError as error:
+            return _error(error)
+        except ClientDisconnect:
+            return Response(status_code=400)
+
+    return answer
+
+
+def _error(error: NcdError) -> Response:
+    status = 413 if isinstance(error, _TooLargeError) else 422
+    return JSONResponse({"error": str(error), "hint": error.hint}, status)
+
+
+class _TooLargeError(DataError):
+    """A request whose body is too large."""
+
+
+async def _body(request: Request, most: int) -> bytes:
+    content = bytearray()
+    async for chunk in request.stream():
+        content += chunk
+        if len(content) > most:
+            raise _TooLargeError(f"more than {most >> 20} MB in one request")
+    return bytes(content)
+
+
+async def _page(_request: Request, desk: Desk) -> Response:
+    return HTMLResponse(await run_in_threadpool(_render, desk))
+
+
+def _render(desk: Desk) -> str:
+    from jinja2 import ChoiceLoader, Environment, PackageLoader
+
+    loader = ChoiceLoader([PackageLoader("ncd_serve.studio"), PackageLoader("ncd_serve.gallery")])
+    template = Environment(loader=loader, autoescape=True, trim_blocks=True).get_template("studio.html.jinja")
+    return template.render(data=desk.page_data(), sheets=[])
+
+
+async def _script(_request: Request, _desk: Desk) -> Response:
+    return Response(_all_scripts(), media_type="text/javascript", headers={"Cache-Control": "no-cache"})
+
+
+@cache
+def _all_scripts() -> str:
+    *first, last = SCRIPTS
+    return script_of(
+        [template_part(f"{name}.js") for name in first], _own(STUDIO_SCRIPTS), [template_part(f"{last}.js")]
+    )
+
+
+def _own(names: tuple[str, ...]) -> list[str]:
+    folder = files("ncd_serve.studio") / "templates"
+    return [(folder / f"{name}.js").read_text(encoding="utf-8") for name in names]
+
+
+async def _style(_request: Request, _desk: Desk) -> Response:
+    own = (files("ncd_serve.studio") / "templates" / "studio.css").read_text(encoding="utf-8")
+    return Response(template_part("gallery.css") + own, media_type="text/css", headers={"Cache-Control": "no-cache"})
+
+
+async def _sheet(request: Request, desk: Desk) -> Response:
+    project = desk.project_of(request.path_params["key"])
+    content = await run_in_threadpool(project.sheet, request.path_params["number"])
+    return Response(content, media_type="image/jpeg", headers=_KEPT)
+
+
+async def _image(request: Request, desk: Desk) -> Response:
+    file = desk.project_of(request.path_params["key"]).file(request.path_params["number"])
+    if not file.is_file():
+        raise DataError(f"{printable(file)} is gone")
+    return FileResponse(file, headers=_KEPT)
+
+
+async def _forming(_request: Request, desk: Desk) -> Response:
+    content = await run_in_threadpool(desk.forming_sheet)
+    return Response(content, media_type="image/jpeg", headers={"Cache-Control": "no-store"})
+
+
+async def _folders(request: Request, _desk: Desk) -> Response:
+    return JSONResponse(await run_in_threadpool(list_folders, request.query_params.get("path", "")))
+
+
+def list_folders(typed: str) -> list[str]:
+    """Return the folders that begin with what was typed, at most 50."""
+    parent = Path(typed).expanduser() if typed.endswith("/") or not typed else Path(typed).expanduser().parent
+    start = "" if typed.endswith("/") or not typed else Path(typed).name
+    try:
+        found = sorted(entry for entry in parent.iterdir() if entry.name.startswith(start) and entry.is_dir())
+    except OSError:
+        return []
+    return [printable(entry) for entry in found if start or not entry.name.startswith(".")][:50]
+
+
+async def _apply(request: Request, desk: Desk) -> Response:
+    names = Names.model_validate_json(await _body(request, _MAX_JSON_BYTES))
+    return JSONResponse(await run_in_threadpool(desk.apply, names))
+
+
+class _Images(BaseModel):
+    model_config = ConfigDict(extra="forbid")
+    images: list[int]
+
+
+class _Path(BaseModel):
+    model_config = ConfigDict(extra="forbid")
+    run: Path
+
+
+async def _split(request: Request, desk: Desk) -> Response:
+    asked = _Images.model_validate_json(await _body(request, _MAX_JSON_BYTES))
+    return JSONResponse(await run_in_threadpool(desk.project.splits, asked.images))
+
+
+async def _category(request: Request, desk: Desk) -> Response:
+    content = await _body(request, _MAX_IMAGE_BYTES)
+    names = (request.query_params.get("category", ""), request.query_params.get("name", ""))
+    return JSONResponse({"path": await run_in_threadpool(desk.keep_image, content, *names)})
+
+
+async def _open(request: Request, desk: Desk) -> Response:
+    asked = _Path.model_validate_json(await _body(request, _MAX_JSON_BYTES))
+    await run_in_threadpool(desk.open, asked.run)
+    return JSONResponse({})
+
+
+async def _training(_request: Request, desk: Desk) -> Response:
+    return JSONResponse(await run_in_threadpool(desk.training_state))
+
+
+async def _train(request: Request, desk: Desk) -> Response:
+    content = await _body(request, _MAX_JSON_BYTES)
+    action = request.path_params["action"]
+    if action == "plan":
+        return JSONResponse({"plan": await run_in_threadpool(desk.plan, TrainingForm.model_validate_json(content))})
+    if action == "start":
+        await run_in_threadpool(desk.train, TrainingForm.model_validate_json(content))
+    elif action == "resume":
+        await run_in_threadpool(desk.resume, _Path.model_validate_json(content).run)
+    elif action == "stop":
+        await run_in_threadpool(desk.stop_training)
+    else:
+        raise UsageError(f"no such action: {printable(action)}")
+    return JSONResponse(await run_in_threadpool(desk.training_state))
+
+
+async def _serving(_request: Request, desk: Desk) -> Response:
+    return JSONResponse(await run_in_threadpool(desk.serving_state))
+
+
+async def _serve(request: Request, desk: Desk) -> Response:
+    actions: Mapping[str, Callable[[], None]] = {"start": desk.start_serving, "stop": desk.stop_serving}
+    if (action := actions.get(request.path_params["action"])) is None:
+        raise UsageError("no such action")
+    await run_in_threadpool(action)
+    return JSONResponse(await run_in_threadpool(desk.serving_state))
+
+
+async def _predict(request: Request, desk: Desk) -> Response:
+    content = await _body(request, _MAX_IMAGE_BYTES)
+    name = printable(request.query_params.get("name", "image"))
+    row = await run_in_threadpool(desk.project.predict, content, name)
+    return JSONResponse({**asdict(row), "top_k": [candidate._asdict() for candidate in row.top_k]})

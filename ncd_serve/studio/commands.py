@@ -1,0 +1,146 @@
+"""Commands that a studio runs in processes of their own: training, with its plan, and exports."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import signal
+import subprocess
+import sys
+import time
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from pydantic import BaseModel, ConfigDict, Field
+
+from ncd_serve.errors import DataError, NcdError, UsageError
+from ncd_serve.places import FORMING
+from ncd_serve.reference import REFERENCE
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+_STOP_SECONDS = 60.0
+_PLAN_SECONDS = 900.0
+_LINES = 12  # of a log that the page shows
+_METRICS = "metrics.jsonl"
+_ERROR = re.compile(r"^error: (?P<what>.*)\n(?:hint: (?P<hint>.*)\n?)?", re.MULTILINE)
+
+
+class TrainingForm(BaseModel):
+    """Content of the form: two folders, perhaps a number of clusters, a name and settings."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    labelled: Path
+    unlabelled: Path
+    clusters: int | None = Field(None, ge=2)
+    name: str = Field("", pattern=r"^[A-Za-z0-9_][A-Za-z0-9_.-]*$|^$", max_length=80)
+    settings: list[str] = []
+
+    def arguments(self) -> list[str]:
+        """Return the options of `ncd-serve train`."""
+        for folder in (self.labelled, self.unlabelled):
+            if not folder.is_dir():
+                raise DataError(f"no such folder: {folder}", hint="choose a folder of images")
+        chosen = ["--labelled", str(self.labelled), "--unlabelled", str(self.unlabelled)]
+        chosen += ["--novel-classes", str(self.clusters or "auto")]
+        return [*chosen, *(word for setting in self.settings for word in ("--set", setting))]
+
+
+def run_command(*words: str, seconds: float = _PLAN_SECONDS) -> str:
+    """Run a command of ours to its end and return what it printed; raise its error as one of ours."""
+    try:
+        done = subprocess.run(_command(words), capture_output=True, text=True, timeout=seconds, check=False)
+    except subprocess.TimeoutExpired:
+        raise NcdError(f"ncd-serve {words[0]} has not ended in {seconds / 60:.0f} minutes") from None
+    if done.returncode:
+        raise error_in(done.stderr, done.returncode)
+    return done.stdout
+
+
+def error_in(text: str, code: int) -> NcdError:
+    """Return the error that a command ended with."""
+    kind = next((kind for kind in NcdError.__subclasses__() if kind.exit_code == code), NcdError)
+    found = _ERROR.search(text)
+    if found is None:
+        last = (text.strip().splitlines() or [f"it ended with code {code}"])[-1]
+        return kind(last)
+    return kind(found["what"], hint=found["hint"])
+
+
+@dataclass
+class Training:
+    """A training that the studio has started, or that it resumes; its log is in the run directory's folder."""
+
+    run: Path
+    process: subprocess.Popen[bytes]
+    log: Path
+
+    @classmethod
+    def start(cls, form: TrainingForm) -> Training:
+        """Start a new run."""
+        name = form.name or f"{form.unlabelled.resolve().name}-{time.strftime('%Y%m%d-%H%M%S')}"
+        run = Path("runs") / name
+        if run.exists():
+            raise UsageError(f"{run} exists", hint="choose another name, or resume it")
+        return cls._launch(run, ["train", *form.arguments(), "--out", str(run)])
+
+    @classmethod
+    def resume(cls, run: Path) -> Training:
+        """Continue an interrupted run."""
+        if not (run / "config.toml").is_file():
+            raise DataError(f"{run} is not a run directory", hint="start a new run")
+        return cls._launch(run, ["train", "--resume", str(run)])
+
+    @classmethod
+    def _launch(cls, run: Path, words: Sequence[str]) -> Training:
+        run.parent.mkdir(parents=True, exist_ok=True)
+        log = run.with_name(f".{run.name}.studio.log")
+        with log.open("wb") as stream:
+            # A group of its own: Ctrl-C in the studio's terminal reaches it through `stop` alone.
+            process = subprocess.Popen(
+                _command(words), stdout=stream, stderr=stream, stdin=subprocess.DEVNULL, start_new_session=True
+            )
+        return cls(run, process, log)
+
+    def stop(self) -> None:
+        """Interrupt it as Ctrl-C does: it writes a checkpoint that `resume` continues from."""
+        if self.process.poll() is None:
+            self.process.send_signal(signal.SIGINT)
+            try:
+                self.process.wait(_STOP_SECONDS)
+            except subprocess.TimeoutExpired:
+                os.killpg(self.process.pid, signal.SIGKILL)
+                self.process.wait()
+
+    def state(self) -> dict[str, Any]:
+        """Return what the page shows: state, last lines, figures of the epochs, and how clusters form."""
+        code = self.process.poll()
+        finished = (self.run / REFERENCE).is_file() and code == 0
+        text = self.log.read_text(errors="replace")
+        state = "running" if code is None else "finished" if finished else "stopped" if code == 130 else "failed"
+        error = error_in(text, code) if state == "failed" and code is not None else None
+        return {
+            "run": str(self.run),
+            "state": state,
+            "lines": text.strip().splitlines()[-_LINES:],
+            "epochs": _json_lines(self.run / _METRICS),
+            "forming": _read_json(self.run / FORMING),
+            "error": str(error) if error else None,
+            "hint": error.hint if error else None,
+        }
+
+
+def _command(words: Sequence[str]) -> list[str]:
+    return [sys.executable, "-m", "ncd_serve", *words]
+
+
+def _json_lines(path: Path) -> list[Any]:
+    return [json.loads(line) for line in path.read_text().splitlines()] if path.is_file() else []
+
+
+def _read_json(path: Path) -> Any:
+    return json.loads(path.read_bytes()) if path.is_file() else None

@@ -1,0 +1,168 @@
+"""Everything that one studio has open: a project, a training, the address of its page."""
+
+from __future__ import annotations
+
+import re
+from contextlib import suppress
+from dataclasses import dataclass, field
+from pathlib import Path
+from threading import Lock
+from typing import TYPE_CHECKING, Any
+
+from ncd_serve import __version__
+from ncd_serve.errors import DataError, UsageError
+from ncd_serve.files import atomic_path
+from ncd_serve.gallery.thumbnails import COLUMNS, draw_sheet
+from ncd_serve.inputs.images import is_image
+from ncd_serve.preprocess import open_image
+from ncd_serve.studio.commands import Training, TrainingForm, run_command
+from ncd_serve.studio.project import Project
+from ncd_serve.studio.serving import serving_state, start_serving, stop_serving
+from ncd_serve.text import check_name
+
+if TYPE_CHECKING:
+    from ncd_serve.naming import Names
+    from ncd_serve.progress import Progress
+
+_FORMING_TILE = 64  # px
+_NO_PROJECT = "train a model first, or open a run"
+
+
+@dataclass
+class Desk:
+    """State of a studio. Its methods are called from several threads."""
+
+    address: str
+    token: str
+    progress: Progress
+    opened: Project | None = None
+    folder: Path | None = None  # of images, to begin with
+    running: Training | None = None
+    _lock: Lock = field(default_factory=Lock)
+
+    @property
+    def project(self) -> Project:
+        """The open project."""
+        if self.opened is None:
+            raise UsageError("no run is open", hint=_NO_PROJECT)
+        return self.opened
+
+    def project_of(self, key: str) -> Project:
+        """Return the open project if pictures are of it."""
+        if key != self.project.key:
+            raise DataError("these pictures are of a run that is not open any more", hint="load the page again")
+        return self.project
+
+    def open(self, source: Path) -> None:
+        """Show another run or bundle."""
+        project = Project(source, progress=self.progress)
+        with self._lock:
+            self.opened = project
+
+    def page_data(self) -> dict[str, Any]:
+        """Return the data of the page; without a project, that of an empty one."""
+        facts = self.opened.page_data() if self.opened else _empty()
+        shared = {"folder": str(self.folder or ""), "address": self.address, "token": self.token}
+        key = self.opened.key if self.opened else ""
+        return facts | {"studio": f"/p/{key}", "exported": bool(self.opened and self.opened.bundle), "live": shared}
+
+    def apply(self, names: Names) -> dict[str, Any]:
+        """Apply names; a run that was never exported is exported first."""
+        with self._lock:
+            if self.project.bundle is None:
+                run_command("export", str(self.project.source))
+            return self.project.apply(names)
+
+    def keep_image(self, content: bytes, category: str, name: str) -> str:
+        """Keep a new image as an example of a category, in a folder that training reads as labelled images."""
+        try:
+            folder = check_name(category.strip())
+        except ValueError as error:
+            raise DataError(str(error), hint="give the category a name") from None
+        plain = re.sub(r"[^\w.()-]+", "_", Path(name).name)
+        if "/" in folder or folder.startswith(".") or not is_image(Path(plain)):
+            raise DataError(f"'{category}' / '{name}' cannot be a folder and an image", hint="choose another name")
+        open_image(content)  # DataError if it is none
+        target = self.project.new_categories / folder / plain
+        target.parent.mkdir(parents=True, exist_ok=True)
+        with atomic_path(target) as temporary:
+            temporary.write_bytes(content)
+        return str(target)
+
+    def plan(self, form: TrainingForm) -> str:
+        """Return what `train --dry-run` says."""
+        return run_command("train", *form.arguments(), "--dry-run")
+
+    def train(self, form: TrainingForm) -> None:
+        """Start a training, one at a time."""
+        with self._lock:
+            self._check_idle()
+            self.running = Training.start(form)
+
+    def resume(self, run: Path) -> None:
+        """Continue an interrupted training."""
+        with self._lock:
+            self._check_idle()
+            self.running = Training.resume(run)
+
+    def stop_training(self) -> None:
+        """Interrupt the training; it can be resumed."""
+        if self.running:
+            self.running.stop()
+
+    def training_state(self) -> dict[str, Any]:
+        """Return the state of the training, if there is one."""
+        return self.running.state() if self.running else {"state": "none"}
+
+    def forming_sheet(self) -> bytes:
+        """Return pictures of the clusters as they form, a row for each."""
+        forming = self.training_state().get("forming") or {"clusters": []}
+        rows = [[*map(Path, cluster["examples"][:COLUMNS])] for cluster in forming["clusters"]]
+        files = [file for row in rows for file in row + [Path()] * (COLUMNS - len(row))]
+        return draw_sheet(range(len(files)), files=files, size=_FORMING_TILE)[0]
+
+    def serving_state(self) -> dict[str, Any]:
+        """Return the state of the project's server."""
+        if self.opened is None or self.opened.bundle is None:
+            return {"running": False, "possible": "the model was not exported yet"}
+        return serving_state(self.project.place)
+
+    def start_serving(self) -> None:
+        """Start a Triton server on the project's repository, unless one runs."""
+        with self._lock:
+            if not self.serving_state()["running"]:
+                start_serving(self.project.place)
+
+    def stop_serving(self) -> None:
+        """Stop that server."""
+        stop_serving(self.project.place)
+
+    def close(self) -> None:
+        """End what would be lost without the studio: a training writes its checkpoint."""
+        with suppress(OSError):
+            self.stop_training()
+
+    def _check_idle(self) -> None:
+        if self.running and self.running.process.poll() is None:
+            raise UsageError(f"{self.running.run} is being trained", hint="stop it first")
+
+
+def _empty() -> dict[str, Any]:
+    """Return the data of a page without clusters."""
+    lists = ("defaults", "junk", "corrected", "sheets", "missing", "fits", "clusters", "questions", "failures")
+    columns = ("path", "confidence", "central", "classes")
+    return {
+        **{name: [] for name in lists},
+        **{name: {} for name in ("names", "merged", "new_names")},
+        **dict.fromkeys(("bundle", "checkpoint", "root", "confusion")),
+        **dict.fromkeys(("total", "fixed", "failed"), 0),
+        "title": "studio",
+        "kind": "run",
+        "source": "",
+        "version": __version__,
+        "map": "none",
+        "embedded": False,
+        "columns": COLUMNS,
+        "background": [[], []],
+        "images": {**{name: [] for name in columns}, "fit": None, "truth": None, "x": None, "y": None},
+    }

@@ -1,0 +1,63 @@
+// Requests to the studio, and what it says about them.
+async function ask(path, body = null, { raw = false } = {}) {
+  const options = body === null ? {} : { method: "POST", body: raw ? body : JSON.stringify(body) };
+  const answer = await fetch(path, options).catch(() => null);
+  if (!answer) throw new Error("the studio does not answer: was it stopped?");
+  const content = await answer.json().catch(() => ({ error: `the studio answered with ${answer.status}` }));
+  if (answer.ok) return content;
+  throw new Error(content.hint ? `${content.error}. ${content.hint}` : content.error);
+}
+
+let toastTimer = null;
+function tell(text, { alarm = false, seconds = 8 } = {}) {
+  clearTimeout(toastTimer);
+  $("toast").textContent = text;
+  $("toast").classList.toggle("alarm", alarm);
+  $("toast").hidden = false;
+  toastTimer = setTimeout(() => { $("toast").hidden = true; }, seconds * 1000);
+}
+
+// Do something that takes a while: its button waits, an error is told.
+async function busy(button, words, action) {
+  const label = button.textContent;
+  button.disabled = true;
+  button.textContent = words;
+  try {
+    return await action();
+  } catch (error) {
+    tell(error.message, { alarm: true, seconds: 20 });
+    return null;
+  } finally {
+    button.textContent = label;
+    button.disabled = false;
+  }
+}
+
+const pause = (seconds) => new Promise((done) => { setTimeout(done, seconds * 1000); });
+
+live.apply = async () => {
+  if (!isTouched()) return;
+  const { clusters: entries, images: places = {} } = namesFile();
+  const body = { checkpoint: data.checkpoint, clusters: entries, images: places };
+  const words = data.exported ? "Applying…" : "Exporting, then applying…";
+  const done = await busy($("save"), words, () => ask("/api/apply", body));
+  summarise();
+  if (!done) return;
+  data.exported = true;
+  for (const id of clusterIds()) begun[id] = { ...said[id] };
+  begunMoves.clear();
+  for (const [image, to] of moves) begunMoves.set(image, to);
+  namingChanged();
+  const where = `Applied: version ${done.version} of model ${done.model} in ${done.repository}`;
+  tell(done.server ? `${where}. The server on ${done.server} is taking it…` : `${where}. No server runs: the tab Serve starts one.`);
+  if (done.server) waitForServer(done, where);
+};
+
+async function waitForServer({ version, server }, where) {
+  for (let second = 0; second < 60; second++) {
+    const { versions = [] } = await ask("/api/serving").catch(() => ({}));
+    if (versions.includes(version)) return tell(`${where}. The server on ${server} answers with it.`);
+    await pause(1);
+  }
+  return tell(`${where}. The server on ${server} has not loaded it: does it run with --no-watch?`, { alarm: true });
+}

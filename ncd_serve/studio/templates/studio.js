@@ -1,0 +1,46 @@
+// Tabs of the studio. What can change by itself is asked for while its tab is shown.
+const TABS = { clusters: null, new: null, training: watchTraining, serving: watchServing };
+const WATCH_SECONDS = 1.5;
+let tab = "clusters";
+
+function showTab(name) {
+  tab = name;
+  for (const each of Object.keys(TABS)) {
+    $(`${each}-panel`).hidden = each !== name;
+    $(`tab-${each}`).setAttribute("aria-selected", each === name);
+    $(`tab-${each}`).tabIndex = each === name ? 0 : -1;
+  }
+  document.body.dataset.tab = name;
+  history.replaceState(null, "", `#${name}`);
+  TABS[name]?.();
+  if (name === "clusters" && images.x) fitMap();
+}
+
+function tabKeys(event) {
+  const by = { ArrowRight: 1, ArrowLeft: -1 }[event.key];
+  if (!by) return;
+  const names = Object.keys(TABS);
+  showTab(names[(names.indexOf(tab) + by + names.length) % names.length]);
+  $(`tab-${tab}`).focus();
+}
+
+async function keepWatching() {
+  for (;;) {
+    await pause(WATCH_SECONDS);
+    if (!document.hidden) await TABS[tab]?.();
+  }
+}
+
+live.start = () => {
+  for (const name of Object.keys(TABS)) $(`tab-${name}`).addEventListener("click", () => showTab(name));
+  document.querySelector(".tabs").addEventListener("keydown", tabKeys);
+  $("clusters-panel").setAttribute("role", "tabpanel");
+  $("clusters-panel").setAttribute("aria-labelledby", "tab-clusters");
+  makeNewImages();
+  makeTraining();
+  makeServing();
+  const tabOfAddress = () => Object.keys(TABS).find((name) => location.hash === `#${name}`);
+  showTab(tabOfAddress() ?? (clusters.length ? "clusters" : "training"));
+  addEventListener("hashchange", () => tabOfAddress() && showTab(tabOfAddress()));
+  keepWatching();
+};

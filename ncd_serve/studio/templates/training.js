@@ -1,0 +1,123 @@
+// Training: a form, its plan, and the run as it goes on.
+function makeTraining() {
+  const form = $("training-form");
+  form.elements.unlabelled.value = data.live.folder;
+  for (const name of ["labelled", "unlabelled"]) form.elements[name].addEventListener("input", suggestFolders);
+  $("plan").addEventListener("click", () => form.reportValidity() && showPlan());
+  form.addEventListener("submit", (event) => { event.preventDefault(); startTraining(); });
+  $("training-stop").addEventListener("click", (event) => act(event.target, "Stopping…", "stop"));
+  $("training-resume").addEventListener("click", (event) => act(event.target, "Resuming…", "resume", { run: shownRun }));
+  $("training-open").addEventListener("click", (event) => openRun(event.target));
+}
+
+async function suggestFolders({ target: field }) {
+  const found = await ask(`/api/folders?path=${encodeURIComponent(field.value)}`).catch(() => []);
+  field.list.replaceChildren(...found.map((value) => make("option", { value })));
+}
+
+function formValues() {
+  const { labelled, unlabelled, clusters: number, name, settings } = $("training-form").elements;
+  return {
+    labelled: labelled.value.trim(), unlabelled: unlabelled.value.trim(), clusters: number.value ? Number(number.value) : null,
+    name: name.value.trim(), settings: settings.value.split("\n").map((line) => line.trim()).filter(Boolean),
+  };
+}
+
+async function showPlan() {
+  $("plan-busy").textContent = "Checking the images and trying two steps…";
+  const found = await busy($("plan"), "Planning…", () => ask("/api/training/plan", formValues()));
+  $("plan-busy").textContent = "";
+  $("plan-text").hidden = !found;
+  $("plan-text").textContent = found?.plan ?? "";
+}
+
+const startTraining = () => act($("train"), "Starting…", "start", formValues());
+
+async function act(button, words, action, body = {}) {
+  const state = await busy(button, words, () => ask(`/api/training/${action}`, body));
+  if (state) showTraining(state);
+}
+
+async function openRun(button) {
+  const done = await busy(button, "Opening…", () => ask("/api/open", { run: shownRun }));
+  if (!done) return;
+  history.replaceState(null, "", "#clusters");
+  location.reload();
+}
+
+let shownRun = null;
+async function watchTraining() {
+  const state = await ask("/api/training").catch(() => null);
+  if (state) showTraining(state);
+}
+
+const STATES = {
+  running: "is being trained", finished: "is trained", stopped: "was stopped, and can be resumed", failed: "has failed",
+};
+
+function showTraining({ state, run, lines, epochs, forming, error, hint }) {
+  $("training-state").hidden = state === "none";
+  if (state === "none") return;
+  shownRun = run;
+  const going = state === "running";
+  $("training-title").textContent = `${run} ${STATES[state]}`;
+  $("training-words").textContent = error ? [error, hint].filter(Boolean).join(". ")
+    : going && !epochs.length ? "Preparing: images are read, features computed…" : epochs.length ? `epoch ${epochs.length}` : "";
+  $("training-stop").hidden = !going;
+  $("training-resume").hidden = state !== "stopped" && state !== "failed";
+  $("training-open").hidden = state !== "finished";
+  $("train").disabled = going;
+  $("training-log").textContent = lines.join("\n");
+  $("training-state").classList.toggle("going", going);
+  drawCurves(epochs);
+  showForming(forming);
+}
+
+// One line for each figure of the epochs, each scaled to its own range: what matters is whether it still changes.
+function drawCurves(epochs) {
+  const canvas = $("curves");
+  canvas.hidden = epochs.length < 2;
+  if (canvas.hidden) return;
+  const [width, height] = [canvas.clientWidth || 600, 120];
+  [canvas.width, canvas.height] = [width * devicePixelRatio, height * devicePixelRatio];
+  const context = canvas.getContext("2d");
+  context.scale(devicePixelRatio, devicePixelRatio);
+  const names = Object.keys(epochs[0]).filter((name) => name !== "epoch" && typeof epochs[0][name] === "number").slice(0, COLOURS);
+  names.forEach((name, order) => {
+    const values = epochs.map((row) => row[name]).filter(Number.isFinite);
+    const [least, most] = [Math.min(...values), Math.max(...values)];
+    context.strokeStyle = colourOf(order);
+    context.lineWidth = 2;
+    context.beginPath();
+    values.forEach((value, at) => context.lineTo(4 + (at / Math.max(1, values.length - 1)) * (width - 150),
+      8 + (1 - (value - least) / (most - least || 1)) * (height - 16)));
+    context.stroke();
+    context.fillStyle = context.strokeStyle;
+    context.font = "12px system-ui, sans-serif";
+    context.fillText(`${name} ${values.at(-1)?.toPrecision(3)}`, width - 140, 14 + order * 15);
+  });
+}
+
+function colourOf(order) {
+  const probe = make("span", { class: `c${order}` });
+  $("curves").after(probe);
+  const { color } = getComputedStyle(probe);
+  probe.remove();
+  return color;
+}
+
+let formingEpoch = null;
+function showForming(forming) {
+  if (!forming || forming.epoch === formingEpoch) return;
+  formingEpoch = forming.epoch;
+  const rows = forming.clusters.length;
+  $("forming").replaceChildren(make("h3", {}, `Clusters after epoch ${forming.epoch}`),
+    ...forming.clusters.map(({ id, count, confidence }, row) => {
+      const strip = make("div", { class: "strip", role: "img", "aria-label": `Images of cluster ${id}` });
+      strip.style.backgroundImage = `url("/forming.jpg?${forming.epoch}")`;
+      strip.style.backgroundSize = `100% ${rows * 100}%`;
+      strip.style.backgroundPosition = `0 ${rows > 1 ? (100 * row) / (rows - 1) : 0}%`;
+      return make("div", { class: "forming-row" }, make("span", {}, make("b", {}, `cluster-${id}`),
+        make("span", { class: "muted" }, ` ${counted(count, "image")}, ${confidence.toFixed(2)}`)), strip);
+    }));
+}

@@ -1,0 +1,322 @@
+"""The studio in a real browser: names and corrections reach a real Triton, images are answered, runs are trained."""
+
+from __future__ import annotations
+
+import http.client
+import json
+import os
+import re
+import shutil
+import signal
+import subprocess
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from importlib.resources import files
+from pathlib import Path
+from typing import Any
+
+import pytest
+from selenium.webdriver import ActionChains, Chrome, Keys
+from selenium.webdriver.common.by import By
+from selenium.webdriver.support.wait import WebDriverWait
+
+from ncd_serve.bundle import Bundle
+from ncd_serve.client.client import Client
+from ncd_serve.inputs.images import find_images
+from tests.browser import console_errors, find, open_browser, press, remote_requests, words
+from tests.conftest import TINY
+
+TOKEN = "a-token-of-the-tests"
+SMALL = (
+    "model.backbone=small_resnet",
+    "model.weights=none",
+    "data.resolution=32",
+    "data.resize=32",
+    "optim.onnx_trunk=false",
+    "optim.milestones=[]",
+    *TINY,
+    "optim.epochs=4",
+)
+
+
+@contextmanager
+def studio(*arguments: object, cwd: Path) -> Iterator[str]:
+    """A studio in a process of its own; yields HOST:PORT."""
+    command = [sys.executable, "-m", "ncd_serve", "studio", *map(str, arguments), "--no-browser", "--port", "0"]
+    environment = {**os.environ, "XDG_RUNTIME_DIR": str(cwd), "NCD_SERVE_TOKEN": ""}
+    process = subprocess.Popen(
+        [*command, "--token", TOKEN],
+        cwd=cwd,
+        env=environment,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+    assert process.stdout and process.stderr
+    try:
+        line = process.stdout.readline()
+        assert line.startswith("studio: http://"), process.stderr.read()
+        yield line.split("//")[1].split("/")[0]
+    finally:
+        process.send_signal(signal.SIGINT)
+        assert process.wait(90) in (0, 130), process.stderr.read()
+
+
+@pytest.fixture(scope="module")
+def place(bundle: Path, repository: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder with a bundle and a repository of its own."""
+    folder = tmp_path_factory.mktemp("studio")
+    folder.chmod(0o700)
+    shutil.copytree(bundle, folder / "bundle")
+    shutil.copytree(repository, folder / "model_repository")
+    return folder
+
+
+@pytest.fixture(scope="module")
+def address(place: Path) -> Iterator[str]:
+    with studio("bundle", cwd=place) as host:
+        yield host
+
+
+@pytest.fixture(scope="module")
+def one_browser() -> Iterator[Chrome]:
+    with open_browser() as browser:
+        yield browser
+
+
+@pytest.fixture
+def browser(one_browser: Chrome, address: str) -> Iterator[Chrome]:
+    """The page; nothing is complained about, and nothing is asked of anyone but the studio."""
+    one_browser.get(f"http://{address}/?token={TOKEN}")
+    wait(one_browser, lambda: one_browser.execute_script("return document.documentElement.dataset.ready") == "true")
+    yield one_browser
+    assert console_errors(one_browser) == []
+    assert [each for each in remote_requests(one_browser) if not each.startswith(f"http://{address}/")] == []
+
+
+def wait(browser: Chrome, condition: Any, seconds: float = 60) -> Any:
+    return WebDriverWait(browser, seconds).until(lambda _: condition())
+
+
+def ask(address: str, method: str, path: str, body: Any = None, **headers: str) -> tuple[int, bytes, str | None]:
+    connection = http.client.HTTPConnection(address, timeout=60)
+    content = body if isinstance(body, bytes | None) else json.dumps(body).encode()
+    connection.request(method, path, content, {name.replace("_", "-"): text for name, text in headers.items()})
+    response = connection.getresponse()
+    return response.status, response.read(), response.getheader("Content-Security-Policy")
+
+
+def cards(browser: Chrome) -> list[str]:
+    found = browser.find_elements(By.CSS_SELECTOR, ".card")
+    return [str(card.get_attribute("data-cluster")) for card in found if card.is_displayed()]
+
+
+def tiles(browser: Chrome, cluster: object) -> list[Any]:
+    return browser.find_elements(By.CSS_SELECTOR, f"#cluster-{cluster} .tile")
+
+
+def apply(browser: Chrome) -> str:
+    find(browser, "#save").click()
+    wait(browser, lambda: "Applied" in find(browser, "#toast").text)
+    return find(browser, "#toast").text
+
+
+BEARER = {"Authorization": f"Bearer {TOKEN}"}
+
+
+def test_nothing_is_answered_without_the_token_or_to_others(address: str) -> None:
+    paths = ("/", "/studio.js", "/api/serving", "/api/folders?path=/", "/p/x/sheets/0.jpg", "/no/such/page")
+    for path in paths:
+        for headers in ({}, {"Authorization": "Bearer wrong"}, {"Cookie": f"ncd-studio={TOKEN}"}):
+            assert ask(address, "GET", path, **headers)[0] == 401
+        assert ask(address, "GET", f"{path}?token=wrong")[0] == 401
+    name, port = address.split(":")
+    for headers in (
+        {"Host": f"evil.example:{port}"},
+        {"Origin": "https://evil.example"},
+        {"Sec_Fetch_Site": "cross-site"},
+    ):
+        assert ask(address, "GET", "/", **BEARER, **headers)[0] == 403
+        assert ask(address, "POST", "/api/serving/stop", {}, **BEARER, **headers)[0] == 403
+    assert ask(address, "GET", "/", **BEARER, Origin=f"http://{address}")[0] == 200
+    status, body, policy = ask(address, "GET", "/", **BEARER)
+    assert status == 200 and policy is not None and "default-src 'none'" in policy and "'unsafe" not in policy
+    assert name == "127.0.0.1" and TOKEN.encode() in body  # for the lines to copy, on a page that needs it
+
+
+def test_paths_outside_are_not_served(address: str) -> None:
+    _, page, _ = ask(address, "GET", "/", **BEARER)
+    (key,) = set(re.findall(rb'"studio": "/p/([0-9a-f]+)"', page))
+    root = f"/p/{key.decode()}"
+    status, body, _ = ask(address, "GET", f"{root}/images/0", **BEARER)
+    assert status == 200 and body[:4] == b"\x89PNG"
+    for path in (
+        "/images/../../../etc/passwd",
+        "/images/%2e%2e%2fbundle.json",
+        "/images/-1",
+        "/images/99999",
+        "/sheets/99999.jpg",
+    ):
+        assert ask(address, "GET", root + path, **BEARER)[0] in (404, 422)
+    assert ask(address, "POST", "/api/category?category=../x&name=a.png", b"x", **BEARER)[0] == 422
+    assert ask(address, "POST", "/predict", b"no image", **BEARER)[1].find(b'"status":"error"') > 0
+    status, body, _ = ask(address, "POST", "/api/apply", {"clusters": {"99": {"name": "x"}}}, **BEARER)
+    assert status == 422 and "is not in the model" in json.loads(body)["error"]
+    assert ask(address, "POST", "/api/apply", b"{", **BEARER)[0] == 422
+
+
+@pytest.mark.triton
+def test_a_name_typed_reaches_the_answers_of_a_real_triton(
+    triton: None, browser: Chrome, place: Path, glyphs: Path
+) -> None:
+    find(browser, "#tab-serving").click()
+    wait(browser, lambda: find(browser, "#serving-start").is_displayed())
+    find(browser, "#serving-start").click()
+    try:
+        wait(browser, lambda: "answers on" in find(browser, "#serving-words").text, 120)
+        url = re.findall(r"answers on (\S+)", find(browser, "#serving-words").text)[0]
+        assert f"--url grpc://{url}" in words(browser, "#serving-lines")
+        find(browser, "#tab-clusters").click()
+        cluster = cards(browser)[0]
+        find(browser, f"#cluster-{cluster} .name").send_keys("grey heron")
+        said = apply(browser)
+        assert "of model ncd_global in model_repository" in said
+        wait(browser, lambda: "answers with it" in find(browser, "#toast").text)
+        with Client(f"grpc://{url}") as client:
+            assert client.cluster_names[int(cluster)] == "grey heron"
+        assert Bundle.read(place / "bundle").manifest.cluster_names[int(cluster)] == "grey heron"
+    finally:
+        find(browser, "#tab-serving").click()
+        wait(browser, lambda: find(browser, "#serving-stop").is_displayed())
+        find(browser, "#serving-stop").click()
+        wait(browser, lambda: "No server runs" in find(browser, "#serving-words").text, 90)
+
+
+def test_moved_images_and_a_split_survive_reload_and_restart(browser: Chrome, place: Path) -> None:
+    first, second = cards(browser)[:2]
+    (ActionChains(browser).key_down(Keys.CONTROL).click(tiles(browser, first)[0]).key_up(Keys.CONTROL)).perform()
+    tiles(browser, first)[1].click()
+    assert find(browser, "#selection-count").text == "2 images selected"
+    press(browser, "v")
+    find(browser, f"#choose-list [data-cluster='{second}']").click()
+    assert len(browser.find_elements(By.CSS_SELECTOR, f"#cluster-{second} .tile.corrected")) == 2
+    for key, count in (("u", 0), ("r", 2)):
+        press(browser, key)
+        assert len(browser.find_elements(By.CSS_SELECTOR, f"#cluster-{second} .tile.corrected")) == count
+    ActionChains(browser).key_down(Keys.CONTROL).click(tiles(browser, first)[0]).key_up(Keys.CONTROL).perform()
+    press(browser, "w")
+    assert "belong to none" in words(browser, "#cluster-wrong")
+    before = len(cards(browser))
+    find(browser, f"#cluster-{second} .split").click()
+    wait(browser, lambda: browser.find_elements(By.CSS_SELECTOR, ".proposal"))
+    assert "groups," in words(browser, ".proposal h3")
+    find(browser, ".split-yes").click()
+    made = [card for card in cards(browser) if card.isdigit() and int(card) >= 5]
+    assert len(cards(browser)) > before and made
+    find(browser, f"#cluster-{made[0]} .name").send_keys("tern")
+    browser.refresh()
+    assert find(browser, f"#cluster-{made[0]} .name").get_property("value") == "tern"  # kept by the browser
+    apply(browser)
+    manifest = Bundle.read(place / "bundle").manifest
+    assert list(manifest.images.values()).count("wrong") == 1
+    assert manifest.new_names[int(made[0])] == "tern" and len(manifest.cluster_names) == 5
+    with studio("bundle", cwd=place) as restarted:
+        browser.get(f"http://{restarted}/?token={TOKEN}")
+        assert find(browser, f"#cluster-{made[0]} .name").get_property("value") == "tern"
+        assert find(browser, "#cluster-wrong").is_displayed() and find(browser, "#unsaved").text == ""
+        assert console_errors(browser) == [] and remote_requests(browser)
+
+
+def test_a_lasso_selects_and_a_question_is_answered(browser: Chrome) -> None:
+    find(browser, "#lasso").click()
+    canvas = find(browser, "#map")
+    width, height = canvas.size["width"] / 2 - 9, canvas.size["height"] / 2 - 9  # its corners are round
+    corners = [(-width, -height), (width, -height), (width, height), (-width, height)]
+    chain = ActionChains(browser).move_to_element_with_offset(canvas, *map(int, corners[0])).click_and_hold()
+    for corner in corners[1:]:
+        chain.move_to_element_with_offset(canvas, *map(int, corner))
+    chain.release().perform()
+    total = int(words(browser, "#summary").split()[0])
+    assert find(browser, "#selection-count").text == f"{total} images selected"
+    press(browser, Keys.ESCAPE)
+    assert not find(browser, "#selection").is_displayed()
+    if find(browser, "#questions").is_displayed():
+        open_before = int(words(browser, "#question .count").split()[0])
+        find(browser, "#question .side").click()
+        left = browser.find_elements(By.CSS_SELECTOR, "#question .count")
+        assert not find(browser, "#questions").is_displayed() or int(left[0].text.split()[0]) == open_before - 1
+        find(browser, "#undo").click()
+
+
+def test_new_images_are_answered_and_kept_as_a_category(browser: Chrome, place: Path, glyphs: Path) -> None:
+    pictures = find_images([glyphs / "test"])[:3]
+    find(browser, "#tab-new").click()
+    find(browser, "#files").send_keys("\n".join(map(str, pictures)))
+    wait(browser, lambda: find(browser, "#new-summary").text.startswith("3 images answered"))
+    assert len(browser.find_elements(By.CSS_SELECTOR, ".answer img")) == 3
+    find(browser, ".answer").click()
+    form = find(browser, "#new-groups form:not([hidden])")
+    form.find_element(By.CSS_SELECTOR, "input").send_keys("letters")
+    form.find_element(By.CSS_SELECTOR, "button").click()
+    wait(browser, lambda: "kept for the next round" in find(browser, "#toast").text)
+    assert list((place / "bundle.new_categories" / "letters").iterdir())
+    row = json.loads(
+        ask(str(browser.current_url).split("/")[2], "POST", "/predict", pictures[0].read_bytes(), **BEARER)[1]
+    )
+    assert row["status"] == "ok" and 0 <= row["cluster_id"] < 5 and row["fit"]
+
+
+def test_axe_finds_no_serious_violation(browser: Chrome) -> None:
+    script = (files("axe_core_python") / "axe.min.js").read_text(encoding="utf-8")
+    for tab in ("clusters", "new", "training", "serving"):
+        find(browser, f"#tab-{tab}").click()
+        for theme in ("light", "dark"):
+            browser.execute_script("document.documentElement.dataset.theme = arguments[0]", theme)
+            browser.execute_script(script)
+            result = browser.execute_async_script("axe.run().then(arguments[0])")
+            found = result["violations"]
+            assert len(result["passes"]) > 10
+            serious = [
+                (each["id"], each["nodes"][0]["html"]) for each in found if each["impact"] in ("serious", "critical")
+            ]
+            assert serious == [], (tab, theme)
+
+
+@pytest.mark.slow
+def test_a_run_started_in_the_page_is_stopped_resumed_and_opened(
+    one_browser: Chrome, glyphs: Path, tmp_path: Path
+) -> None:
+    tmp_path.chmod(0o700)
+    known, pile = tmp_path / "known", tmp_path / "pile"
+    for folder in sorted((glyphs / "train").iterdir())[:3]:
+        shutil.copytree(folder, known / folder.name)
+    for folder in sorted((glyphs / "train").iterdir())[3:5]:
+        shutil.copytree(folder, pile / folder.name)
+    browser = one_browser
+    with studio(pile, cwd=tmp_path) as host:
+        browser.get(f"http://{host}/?token={TOKEN}")
+        assert find(browser, "#training-form").is_displayed()
+        form = find(browser, "#training-form")
+        assert form.find_element(By.NAME, "unlabelled").get_property("value") == str(pile)
+        form.find_element(By.NAME, "labelled").send_keys(str(tmp_path / "nowhere"))
+        form.find_element(By.NAME, "clusters").send_keys("2")
+        form.find_element(By.NAME, "name").send_keys("letters")
+        find(browser, "#plan").click()
+        wait(browser, lambda: "no such folder" in find(browser, "#toast").text)
+        assert all("422" in each for each in console_errors(browser))  # Chromium's own words about a refusal
+        form.find_element(By.CSS_SELECTOR, "summary").click()
+        form.find_element(By.NAME, "settings").send_keys("\n".join(SMALL))
+        field = form.find_element(By.NAME, "labelled")
+        field.clear()
+        field.send_keys(str(known))
+        find(browser, "#train").click()
+        wait(browser, lambda: (tmp_path / "runs" / "letters" / "config.toml").is_file(), 90)
+        find(browser, "#training-stop").click()
+        wait(browser, lambda: find(browser, "#training-resume").is_displayed(), 90)
+        find(browser, "#training-resume").click()
+        wait(browser, lambda: find(browser, "#training-open").is_displayed(), 180)
+        assert browser.find_elements(By.CSS_SELECTOR, "#forming .strip")
+        find(browser, "#training-open").click()
+        wait(browser, lambda: find(browser, "h1").text == "letters" and len(cards(browser)) == 2)
+        assert console_errors(browser) == []
