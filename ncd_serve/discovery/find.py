@@ -91,7 +91,7 @@ class Batch:
 
 @dataclass(frozen=True)
 class Discovery:
-    """What was found in a batch."""
+    """Findings in a batch: candidates for new categories, and the images behind them."""
 
     images: int
     unreadable: int
