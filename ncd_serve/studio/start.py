@@ -50,6 +50,7 @@ def run_studio(
         app = make_app(desk, token=chosen, hosts=hosts, cookie=f"ncd-studio-{bound}")
         server = uvicorn.Server(uvicorn.Config(app, log_level="warning", access_log=False, server_header=False))
         address = f"{desk.address}/?token={chosen}"
+        listener.listen()  # a browser that is quicker than the server waits instead of being refused
         ready(address)
         if browser:
             Timer(_OPEN_SECONDS, webbrowser.open, [address]).start()

@@ -14,13 +14,13 @@ import numpy as np
 import pytest
 
 from ncd_serve import AsyncClient, Bundle, Client, OnnxRunner, Prediction, assign_images
-from ncd_serve.cli.query import query
 from ncd_serve.contract import DEFAULT_URL
 from ncd_serve.errors import ServerError, UsageError
 from ncd_serve.inputs.images import find_images
 from ncd_serve.preprocess import load_array
 from ncd_serve.runners import Answer
 from ncd_serve.triton import TritonServer
+from ncd_serve.triton.serve import server_and_model
 
 pytestmark = pytest.mark.triton
 
@@ -54,9 +54,11 @@ def test_rows_are_those_of_onnx_runtime(url: str, folder: Path, expected: list[P
         assert {row.status for row in rows} == {"unsure"}
 
 
-def test_the_default_server_is_that_of_the_command_line() -> None:
-    defaults = [parameters["url"].default for parameters in (signature(Client).parameters, signature(query).parameters)]
-    assert defaults == [DEFAULT_URL] * 2 == ["grpc://127.0.0.1:8001"] * 2
+def test_the_default_server_is_that_of_the_command_line(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)  # where no run was exported, and no server runs
+    monkeypatch.setenv("XDG_RUNTIME_DIR", str(tmp_path))
+    assert signature(Client).parameters["url"].default == DEFAULT_URL == "grpc://127.0.0.1:8001"
+    assert server_and_model(None, None)[0] == DEFAULT_URL
 
 
 def test_asyncio_gives_the_same_rows_and_leaves_the_loop_free(

@@ -137,10 +137,8 @@ def test_history_and_carried_names(place: Path, ncd: Any) -> None:
 def test_what_is_refused_changes_nothing(place: Path, ncd: Any) -> None:
     save(place / "one", NEW, 1)
     (place / "foreign.json").write_text('{"checkpoint": "ffffffffffff", "generation": 1, "candidates": []}')
-    (place / "twice.json").write_text(
-        json.dumps({"clusters": {}, "images": {"new/a.png": {"cluster": 0}, str(place / "new/a.png"): {"not": 0}}})
-    )
-    (place / "both.json").write_text('{"clusters": {}, "images": {"a.png": {"cluster": 0, "not": 0}}}')
+    (place / "unclear.json").write_text('{"clusters": {}, "images": {"a.png": "perhaps"}}')
+    (place / "negative.json").write_text('{"clusters": {}, "images": {"a.png": -2}}')
     shutil.copytree(place / "bundle", place / "same")
     after = ("train", "--after", "bundle", "--add", "new")
     with unchanged(place):
@@ -150,8 +148,8 @@ def test_what_is_refused_changes_nothing(place: Path, ncd: Any) -> None:
             ((*after, "--labelled", "new"), 2, ("--labelled is not for --after", "hint:")),
             (("train", "--add", "new"), 2, ("--after and --add belong together", "hint:")),
             (("export", "bundle", "--precision", "int8"), 2, ("are for runs", "hint:")),
-            (("name", "apply", "twice.json", "--bundle", "bundle"), 3, ("corrected twice", "hint:")),
-            (("name", "apply", "both.json", "--bundle", "bundle"), 3, ("say one of cluster, not, class", "hint:")),
+            (("name", "apply", "unclear.json", "--bundle", "bundle"), 3, ("images.a.png", '"b.jpg": "wrong"')),
+            (("name", "apply", "negative.json", "--bundle", "bundle"), 3, ("given to cluster -2", "hint:")),
             (("name", "carry", "bundle", "same"), 2, ("of the same model", "hint:")),
         ):
             assert_kind(ncd(*arguments, cwd=place), code, *words)
