@@ -8,7 +8,8 @@ mixed      half of the unlabelled images show known classes
 unknown    clean, without the number
 wild       known classes, sizes that fall 20:1, no number, 5% images of the other dataset
 
-Rows: `k-means`, `Ward` and `semi-supervised k-means` on the features after the supervised stage, `balanced` (clusters
+Rows: `k-means`, `Ward` and `semi-supervised k-means` on the features after the supervised stage, which also learns the
+surest clusters of the initial features, so that these rows are better than without `own-images`; `balanced` (clusters
 equally large, the former recipe `plus`), and `own-images`, which decides everything by itself. Where the number is not
 given, all rows take the estimate of `own-images`. ACC is by one matching over all images but foreign ones, and the only
 use of true novel classes. `decided` is what `own-images` takes the share of known classes and the number of novel ones
@@ -29,16 +30,24 @@ import torch.nn.functional as F
 from ncd_training.config.resolve import resolve_config
 from ncd_training.config.schema import TrainConfig
 from ncd_training.data.manifest import Manifest
-from ncd_training.data.prepare import Setup
+from ncd_training.data.prepare import Setup, with_pile
+from ncd_training.data.scan import typical_side
+from ncd_training.model.branches import DualBranchModel
 from ncd_training.model.map_cache import cache_views
 from ncd_training.model.predict import Ids
 from ncd_training.model.weights import initial_trunk, settle
 from ncd_training.objective.clustering import class_whitening, main_directions
-from ncd_training.objective.method import Material, checked
+from ncd_training.objective.method import Lesson, Material, checked
 from ncd_training.objective.recognition import MIXED_SHARE
-from ncd_training.objective.self_labels import Geometries, branch_features, mixed_targets, novel_targets
+from ncd_training.objective.self_labels import (
+    Geometries,
+    branch_features,
+    mixed_targets,
+    novel_targets,
+    with_clusters,
+)
 from ncd_training.pretext import Stages
-from ncd_training.run.step import TrainState, build_state
+from ncd_training.run.step import build_state
 from ncd_training.score.metrics import matched_clusters
 from ncd_training.study.class_features import MIN_CLASSES_TO_RECOGNISE, by_cuts, class_orders, known_share
 from ncd_training.study.constrained_kmeans import FREE, constrained_kmeans
@@ -61,7 +70,6 @@ class Data(NamedTuple):
     images: list[Path]
     classes: Ids
     known: int
-    side: int
 
 
 class Pile(NamedTuple):
@@ -95,8 +103,7 @@ def load(name: str) -> Data:
     own, other = (read_cub(), read_cifar10()) if name == "cub" else (read_cifar10(), read_cub())
     foreign = [other[row][0] for row in np.random.default_rng(0).permutation(len(other))[: len(own) // 20]]
     images = [path for path, _ in own] + foreign
-    known, side = (160, 160) if name == "cub" else (5, 96)
-    return Data(images, np.array([number for _, number in own] + [-1] * len(foreign)), known, side)
+    return Data(images, np.array([number for _, number in own] + [-1] * len(foreign)), 160 if name == "cub" else 5)
 
 
 def pile_of(cell: str, data: Data, seed: int) -> Pile:
@@ -124,31 +131,34 @@ class Features:
     """Features of a dataset's images before and after a supervised stage; trunk maps are cached in a folder."""
 
     def __init__(self, data: Data, folder: Path) -> None:
-        size = {"data.resolution": data.side, "data.resize": data.side, "data.novel_classes": 2, "data.pile": "novel"}
-        plain = {"model.branches": "global", "self_labels.weight": 0.0, "data.labelled": "x", "data.unlabelled": "x"}
-        config = checked(resolve_config(recipes=["own-images"], overrides={**size, **plain}))
-        self.config = settle(config, images=len(data.images), progress=silent)
+        overrides = {"data.novel_classes": 2, "data.pile": "novel", "data.labelled": "x", "data.unlabelled": "x"}
+        plain = {"model.branches": "global", "self_labels.weight": 0.0}
+        config = checked(resolve_config(recipes=["own-images"], overrides={**overrides, **plain}))
+        side = typical_side(data.images)
+        self.config = settle(config, images=len(data.images), progress=silent, side=side)
         self.data, self.folder = data, folder
 
-    def of(self, pile: Pile) -> list[torch.Tensor]:
-        """Return features of the labelled and then the unlabelled images, before and after the supervised stage."""
-        rows = np.concatenate([pile.labelled, pile.unlabelled])
-        labels = torch.from_numpy(self.data.classes[pile.labelled])
-        state = self._state()
-        views = cache_views(state.model.trunk, self.data.images, self.config.data, folder=self.folder, progress=silent)
-        images = [self.data.images[row] for row in pile.unlabelled]
-        material = Material(views.only(rows), labels, images, self.config, silent.track)
-        before = branch_features(state.model, material)[0][0]
-        Stages(state.model, self.config, silent.track).supervised(views.only(pile.labelled), labels)
-        return [before, branch_features(state.model, material)[0][0]]
+    def initial(self, pile: Pile, config: TrainConfig) -> torch.Tensor:
+        """Return features of the labelled and then the unlabelled images before any stage."""
+        return branch_features(*self._begin(pile, config))[0][0]
 
-    def _state(self) -> TrainState:
-        names = [str(number) for number in range(self.data.known)]
-        manifest = Manifest("pile", [], self.data.images, names, 2)
+    def after_stage(self, pile: Pile, before: torch.Tensor, config: TrainConfig) -> torch.Tensor:
+        """Return features after the supervised stage, which also learns the surest clusters of the features before."""
+        model, material = self._begin(pile, config)
+        lesson = Lesson(np.arange(len(pile.labelled)), material.labels)
+        lesson = with_clusters(lesson, before, material.labels, material)
+        Stages(model, config, silent.track).supervised(material.views.only(lesson.rows), lesson.classes)
+        return branch_features(model, material)[0][0]
+
+    def _begin(self, pile: Pile, config: TrainConfig) -> tuple[DualBranchModel, Material]:
+        images, names = self.data.images, [str(number) for number in range(self.data.known)]
         torch.manual_seed(0)
-        return build_state(
-            Setup(self.config, manifest), initial_trunk(self.config, weights=self.config.model.weights_file)[0]
-        )
+        setup = Setup(config, Manifest("pile", [], images, names, 2))
+        model = build_state(setup, initial_trunk(config, weights=config.model.weights_file)[0]).model
+        views = cache_views(model.trunk, images, config.data, folder=self.folder, progress=silent)
+        chosen = views.only(np.concatenate([pile.labelled, pile.unlabelled]))
+        labels = torch.from_numpy(self.data.classes[pile.labelled])
+        return model, Material(chosen, labels, [images[row] for row in pile.unlabelled], config, silent.track)
 
 
 def rows_of(
@@ -201,23 +211,33 @@ def measure(cell: str, seed: int, features: Features) -> dict[str, Any]:
     data, pile = features.data, pile_of(cell, features.data, seed)
     optim = features.config.optim.model_copy(update={"seed": seed})
     config = features.config.model_copy(update={"optim": optim})
-    sources, labels = features.of(pile), torch.from_numpy(data.classes[pile.labelled])
+    before, labels = features.initial(pile, config), torch.from_numpy(data.classes[pile.labelled])
     true = data.classes[pile.unlabelled]
     novel = len(np.unique(true[true >= data.known]))
-    found = known_share(sources[0], labels, config)
+    found = known_share(before, labels, config)
     mixed = data.known >= MIN_CLASSES_TO_RECOGNISE and found.share >= MIXED_SHARE
     likely = torch.nonzero(found.chances <= 0.5).flatten() if mixed else torch.arange(len(true))
     orders = class_orders(data.known, draws=config.estimate.draws, seed=seed)
-    estimate = by_cuts(sources[0], labels.numpy(), likely, orders, config, silent.track)
-    given = cell in ("clean", "tail", "mixed")
+    estimate = by_cuts(before, labels.numpy(), likely, orders, config, silent.track)
+    clusters = novel if cell in ("clean", "tail", "mixed") else estimate.classes
+    config = with_pile(settled(config, clusters), "mixed" if mixed else "novel")
+    sources = [before, features.after_stage(pile, before, config)]
     result: dict[str, Any] = {"decided": f"{found.share:.2f} known, {estimate.line}", "novel": novel, "rows": {}}
-    for row, cluster in rows_of(sources, labels, novel if given else estimate.classes, mixed, config).items():
+    for row, cluster in rows_of(sources, labels, clusters, mixed, config).items():
         start = time.perf_counter()
         result["rows"][row] = {
             **scores(np.asarray(cluster()), true, data.known),
             "seconds": time.perf_counter() - start,
         }
     return result
+
+
+def settled(config: TrainConfig, clusters: int) -> TrainConfig:
+    """Return the configuration with a number of clusters, and with the clustering switched on."""
+    data = config.data.model_copy(update={"novel_classes": clusters})
+    return config.model_copy(
+        update={"data": data, "self_labels": config.self_labels.model_copy(update={"weight": 1.0})}
+    )
 
 
 def show(name: str, cell: str, results: list[dict[str, Any]]) -> None:

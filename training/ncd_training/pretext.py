@@ -167,14 +167,20 @@ class Stages:
         network.freeze()
 
     def supervised(self, views: Views, labels: Tensor) -> None:
-        """Train tail and known head on the frozen trunk, with cross entropy on the known classes."""
+        """Train tail and heads on the frozen trunk, with cross entropy on known classes and, if any, clusters."""
         branch, targets = self.model.branches[0], labels.to(self.model.device)
+        clusters, separate = int(labels.max()) >= branch.known, branch.known_head is not None
 
         def loss(inputs: Tensor, rows: Tensor) -> Tensor:
-            logits = branch(self.model.to_maps(inputs)).known_logits[:, : branch.known]
+            output = branch(self.model.to_maps(inputs))
+            logits = output.known_logits[:, : branch.known]
+            if clusters:
+                own = output.cluster_logits[:, 0 if separate else branch.known :]
+                logits = torch.cat([logits, own], dim=1)
             return F.cross_entropy(logits, targets[rows])
 
-        trained = nn.ModuleList([branch.tail, branch.labelled_head])
+        heads = [branch.labelled_head, *([branch.linear_cluster_head] if clusters and separate else [])]
+        trained = nn.ModuleList([branch.tail, *heads])
         self._train_tails("supervised stage", trained, loss, views, len(labels), self.config.supervised)
         branch.lower_novel_biases()
         for other in self.model.branches:

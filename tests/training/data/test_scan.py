@@ -6,7 +6,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 from ncd_training.data.manifest import Manifest, from_folders
-from ncd_training.data.scan import Findings, scan
+from ncd_training.data.scan import Findings, scan, typical_side
 from PIL import Image
 
 from ncd_serve.errors import DataError
@@ -146,3 +146,11 @@ def test_long_lists_are_shortened(folders: Path) -> None:
     assert len(findings.lines()) == 13
     assert len(findings.lines(10)) == 11
     assert findings.lines(10)[-1] == "skipped 3 more"
+
+
+def test_the_typical_side_is_the_median_of_the_images_that_can_be_read(tmp_path: Path) -> None:
+    for number, size in enumerate(((40, 30), (90, 50), (60, 80))):
+        Image.new("RGB", size).save(tmp_path / f"{number}.png")
+    (tmp_path / "broken.png").write_bytes(b"no image")
+    assert typical_side(sorted(tmp_path.iterdir())) == 50
+    assert typical_side([tmp_path / "broken.png"]) is None

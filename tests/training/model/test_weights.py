@@ -220,6 +220,12 @@ def test_a_trunk_that_does_not_exist_is_named_before_anything_is_made() -> None:
         settle(resolve_config(overrides={"model.backbone": "resnet5"}), images=10, progress=SILENT)
 
 
+@pytest.mark.parametrize(("side", "resolution"), [(None, 224), (300, 224), (32, 128), (9, 64)])
+def test_images_are_enlarged_at_most_four_times(side: int | None, resolution: int) -> None:
+    config = resolve_config(recipes=["own-images"], overrides={"model.weights": "none"})
+    assert settle(config, images=10, progress=SILENT, side=side).data.resolution == resolution
+
+
 def test_missing_files_and_other_folders(tmp_path: Path) -> None:
     with pytest.raises(DataError, match="no weights at"):
         read_weights(tmp_path / "nowhere.pth")

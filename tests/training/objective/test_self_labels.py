@@ -2,18 +2,22 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 import torch.nn.functional as F
 from ncd_training.base.run_dir import RunDir
 from ncd_training.config.resolve import parse_override, resolve_config
 from ncd_training.config.schema import TrainConfig
+from ncd_training.data.views import Views
 from ncd_training.model.branches import Branch
 from ncd_training.model.trunk import ConvTail
-from ncd_training.objective.self_labels import Space, _start_head, due, mixed_targets
+from ncd_training.objective.method import Lesson, Material
+from ncd_training.objective.self_labels import Space, _start_head, due, mixed_targets, with_clusters
 from ncd_training.run import train as training
 from ncd_training.score.metrics import cluster_accuracy
 from rich.console import Console
@@ -65,6 +69,26 @@ def test_targets_are_made_taught_and_made_again_alike_after_an_interruption(
     training.train(prepared, parts, progress=SILENT)
     again = load_file(parts.checkpoint)
     assert [name for name in saved if not torch.equal(saved[name], again[name])] == []
+
+
+@pytest.mark.parametrize("heads", ["separate", "open_world"])
+def test_the_supervised_stage_learns_the_surest_clusters_too(heads: str) -> None:
+    generator = torch.Generator().manual_seed(0)
+    centres = 10 * torch.eye(12)
+    labels, hidden = torch.arange(10).repeat(20), torch.tensor([10, 11]).repeat_interleave(20)
+    features = torch.cat([centres[labels], centres[hidden]]) + torch.randn(240, 12, generator=generator)
+    overrides = {"data.novel_classes": 2, "model.heads": heads}
+    config = resolve_config(overrides=overrides)
+    material = Material(Views(), labels, [Path("x")] * 40, config, SILENT.track)
+    lesson = with_clusters(Lesson(np.arange(200), labels), features, labels, material)
+    assert lesson.rows[:200].tolist() == list(range(200)) and torch.equal(lesson.classes[:200], labels)
+    assert len(lesson.rows) == 200 + 28  # 70% of the unlabelled images
+    found = lesson.classes[200:].numpy()
+    assert set(found) == {10, 11}
+    assert cluster_accuracy(found - 10, hidden.numpy()[lesson.rows[200:] - 200] - 10) == 1.0
+    none = material.config.self_labels.model_copy(update={"stage_share": 0.0})
+    material = replace(material, config=config.model_copy(update={"self_labels": none}))
+    assert len(with_clusters(Lesson(np.arange(200), labels), features, labels, material).rows) == 200
 
 
 def test_a_new_head_measures_the_cosine_to_its_cluster_s_centre() -> None:

@@ -59,6 +59,20 @@ def test_stages_compute_in_the_precision_that_the_device_has(glyphs: Path, monke
     assert [scaler.get_scale() for scaler in scalers] == [4.0 * 2.0**number for number in steps]
 
 
+@pytest.mark.parametrize("heads", ["separate", "open_world"])
+def test_clusters_of_a_lesson_train_the_cluster_head(heads: str, glyphs: Path) -> None:
+    stage = {"epochs": 1, "batch": 16}
+    settings = {"data.root": str(glyphs), "data.workers": 0, "supervised": stage, "model.heads": heads}
+    setup = ready(resolve_config(recipes=["glyphs"], overrides=settings))
+    model = build_state(setup, initial_trunk(setup.config, weights=None)[0]).model
+    branch, classes = model.branches[0], torch.tensor(setup.labels)
+    before = branch.linear_cluster_head.weight.detach().clone()
+    classes[-20:] = branch.known + 1  # as if they were of a cluster
+    views = FileViews(setup.manifest.images, setup.config.data)
+    Stages(model, setup.config, progress.silent).supervised(views, classes)
+    assert not torch.equal(before, branch.linear_cluster_head.weight)
+
+
 def test_a_quick_run_learns_from_labels_quickly() -> None:
     assert resolve_config(recipes=["cub200", "from-labels"]).from_labels.epochs == 200
     assert resolve_config(recipes=["cub200", "from-labels", "quick"]).from_labels.epochs == 6

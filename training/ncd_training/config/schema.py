@@ -38,7 +38,7 @@ class DataConfig(Section):
     # Number of clusters; auto: estimated first; None: as in the named dataset.
     novel_classes: Annotated[int, Field(ge=2)] | Literal["auto"] | None = None
     pile: PileKind | None = None  # None: as in the named dataset, else novel
-    # 0 and auto: as the backbone was pretrained; `train` fills them in.
+    # 0 and auto: as the backbone was pretrained, at most four times the images' own size; `train` fills them in.
     resolution: int = Field(0, ge=0)
     resize: int = Field(0, ge=0)
     interpolation: Literal["auto", "bilinear", "bicubic"] = "auto"
@@ -146,6 +146,8 @@ class SelfLabelConfig(Section):
     """Self labels: cluster heads start from a clustering and learn its refinements; not in the paper."""
 
     weight: float = Field(0.0, ge=0)  # weight of the loss term; 0: no self labels
+    # Share of the unlabelled images, the surest, whose clusters the supervised stage learns beside the known classes.
+    stage_share: float = Field(0.7, ge=0, le=1)
     refresh_epochs: int = Field(2, ge=1)
     views: int = Field(4, ge=1)  # views per image whose features are averaged
     sizes: Literal["auto", "equal", "any"] = "auto"  # of the classes: decided from a clustering, or as you know them

@@ -9,9 +9,11 @@ import hashlib
 import json
 import os
 from collections.abc import Callable, Iterable, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from itertools import accumulate, pairwise
 from pathlib import Path
+from statistics import median
 from typing import NamedTuple, TypeVar
 
 import pyarrow as pa
@@ -27,6 +29,7 @@ from ncd_training.data.manifest import Manifest
 
 T = TypeVar("T")
 _DECODED_SIDE = 32  # px: JPEGs are decoded at a fraction of their size, but every byte is read
+_SIZED_IMAGES, _LARGE_SIDE = 30, 256
 _MAX_NAMED_FILES = 10  # in an error message
 _SPLITS = ("labelled", "unlabelled", "known_test", "novel_test")
 _FACTS = ("name", "known_classes", "novel_classes", "novel_names", "published", "open_world", "notes")
@@ -77,6 +80,18 @@ class _Look(NamedTuple):
 
 
 Mapper = Callable[[Callable[[Path], _Look], list[Path]], Iterable[_Look]]
+
+
+def typical_side(paths: Sequence[Path]) -> int | None:
+    """Return the median shorter side of some of the images, in px; a large image may count as smaller than it is.
+
+    None if none of them can be read.
+    """
+    sides = []
+    for path in paths[:: len(paths) // _SIZED_IMAGES + 1]:
+        with suppress(DataError):
+            sides.append(min(open_image(path, at_least=_LARGE_SIDE).size))
+    return int(median(sides)) if sides else None
 
 
 def scan(

@@ -22,7 +22,7 @@ from ncd_training.objective.losses import (
     symmetric_kl,
     uniform_divergence,
 )
-from ncd_training.objective.method import Batch, Material, Method
+from ncd_training.objective.method import Batch, Lesson, Material, Method
 from ncd_training.objective.pseudo_labels import PseudoLabels
 from ncd_training.objective.queues import FeatureBanks
 
@@ -99,10 +99,14 @@ class DualObjective(Method):
         """Return True if cross entropy on the known classes is among the loss terms."""
         return config.loss.cross_entropy
 
-    def before_stages(self, model: DualBranchModel, material: Material) -> None:
-        """Keep the features of the initial tail, if clusters are made of features."""
-        if self.targets is not None and material.config.supervised.epochs:
-            self._earlier = self_labels.branch_features(model, material)[0][:1]
+    def before_stages(self, model: DualBranchModel, material: Material) -> Lesson:
+        """Keep the features of the initial tail, if clusters are made of features, and let the stage learn clusters."""
+        lesson = super().before_stages(model, material)
+        if self.targets is None or not material.config.supervised.epochs:
+            return lesson
+        (first, *_), labels = self_labels.branch_features(model, material)
+        self._earlier = [first]
+        return self_labels.with_clusters(lesson, first, labels, material)
 
     def before_training(self, model: DualBranchModel, material: Material) -> None:
         """Let the cluster heads start from a clustering (recipe `own-images`)."""

@@ -10,6 +10,7 @@ from importlib import import_module
 from pathlib import Path
 from typing import TYPE_CHECKING, ClassVar, NamedTuple
 
+import numpy as np
 import torch
 from pydantic import ValidationError
 from torch import Tensor, nn
@@ -25,6 +26,7 @@ from ncd_training.model.branches import Modules
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
+    from numpy.typing import NDArray
     from typing_extensions import Self
 
     from ncd_serve.progress import Track
@@ -51,6 +53,13 @@ class Material:
     def unlabelled_rows(self) -> range:
         """Row numbers of the unlabelled images among all images."""
         return range(len(self.labels), len(self.labels) + len(self.unlabelled))
+
+
+class Lesson(NamedTuple):
+    """Images of the supervised stage, as row numbers among all images, and their classes; clusters follow the known."""
+
+    rows: NDArray[np.int64]
+    classes: Tensor
 
 
 class Batch(NamedTuple):
@@ -106,8 +115,9 @@ class Method(nn.Module):
         """Return True if discovery with these settings trains a head on the known classes."""
         return cls.teaches_known
 
-    def before_stages(self, model: DualBranchModel, material: Material) -> None:
-        """Prepare once, before the stages on the frozen trunk. What is kept need not survive a resume."""
+    def before_stages(self, model: DualBranchModel, material: Material) -> Lesson:
+        """Prepare once, and return what the supervised stage learns. What is kept need not survive a resume."""
+        return Lesson(np.arange(len(material.labels)), material.labels)
 
     def before_training(self, model: DualBranchModel, material: Material) -> None:
         """Prepare once, before the first epoch. The changes are in the initial checkpoint."""

@@ -25,7 +25,7 @@ from ncd_training.objective.clustering import (
     refined_assignment,
     size_variation,
 )
-from ncd_training.objective.method import mean_over_views
+from ncd_training.objective.method import Lesson, mean_over_views
 from ncd_training.objective.recognition import recognise
 
 if TYPE_CHECKING:
@@ -80,18 +80,40 @@ def begin(model: DualBranchModel, material: Material, earlier: list[Tensor]) -> 
     config = material.config
     features, labels = branch_features(model, material)
     sources = [*earlier, features[0]]  # all branches start from the same tail
-    clusters, known = config.data.novel_classes, model.branches[0].known
-    assert isinstance(clusters, int)
-    if config.model.heads == "open_world":
-        start = Start(mixed_targets(sources, labels, clusters, config), equal=False)
-        anchors = F.one_hot(labels, known + clusters).float()
-    else:
-        start = novel_targets(Geometries(sources, labels, config.self_labels), clusters, config)
-        anchors = torch.zeros(len(labels), clusters)
+    start = _first_targets(sources, labels, config)
+    width = start.targets.shape[1]
+    is_open = config.model.heads == "open_world"
+    anchors = F.one_hot(labels, width).float() if is_open else torch.zeros(len(labels), width)
     for branch, embedding in zip(model.branches, features, strict=True):
         space = _space(embedding, labels, config.self_labels.shrinkage)
         _start_head(branch.linear_cluster_head, space, embedding[len(labels) :], start.targets, anchors)
     return start
+
+
+def with_clusters(lesson: Lesson, features: Tensor, labels: Tensor, material: Material) -> Lesson:
+    """Add the surest unlabelled images to a lesson, with their clusters by features of the initial tail.
+
+    `features` are those of images with these `labels`, then of the unlabelled ones. A stage that learns known classes
+    alone forgets what separates others.
+    """
+    config = material.config
+    if not config.self_labels.stage_share:
+        return lesson
+    targets = _first_targets([features], labels, config).targets
+    sure, ids = targets.max(dim=1)
+    kept = sure.argsort(descending=True, stable=True)[: round(config.self_labels.stage_share * len(ids))].sort().values
+    first = 0 if config.model.heads == "open_world" else int(lesson.classes.max()) + 1
+    rows = np.concatenate([lesson.rows, len(material.labels) + kept.numpy()])
+    return Lesson(rows, torch.cat([lesson.classes, first + ids[kept]]))
+
+
+def _first_targets(sources: list[Tensor], labels: Tensor, config: TrainConfig) -> Start:
+    """Return first targets of the unlabelled images from features of one or several sources, labelled images first."""
+    clusters = config.data.novel_classes
+    assert isinstance(clusters, int)
+    if config.model.heads == "open_world":
+        return Start(mixed_targets(sources, labels, clusters, config), equal=False)
+    return novel_targets(Geometries(sources, labels, config.self_labels), clusters, config)
 
 
 def refreshed(start: Start, model: DualBranchModel, epoch: int, material: Material) -> Tensor:

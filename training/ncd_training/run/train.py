@@ -16,7 +16,7 @@ from ncd_training.base.checkpoint import save_checkpoint
 from ncd_training.base.distributed import Ranks, join, leave
 from ncd_training.base.run_dir import ALONE, RunDir
 from ncd_training.data.prepare import check_processes, images_changed, prepare
-from ncd_training.data.scan import load_manifest_of_run
+from ncd_training.data.scan import load_manifest_of_run, typical_side
 from ncd_training.data.views import BatchPlan, FileViews, Views, batches
 from ncd_training.model.map_cache import cache_views
 from ncd_training.model.weights import initial_trunk, settle
@@ -45,7 +45,8 @@ def set_up(listed: Setup, *, progress: Progress, launch: Launch = ALONE) -> Setu
     check_processes(config.optim, launch.size)
     ranks = join(launch)
     shown = progress if ranks.is_leader else Progress(Console(quiet=True))
-    config = settle(checked(config), images=len(listed.manifest.images), progress=shown)
+    images = listed.manifest.images
+    config = settle(checked(config), images=len(images), progress=shown, side=typical_side(images))
     return prepare(
         replace(listed, config=config),
         progress=shown,
@@ -170,10 +171,10 @@ def _teach_trunk(setup: Setup, run: RunDir, progress: Progress, *, processes: in
 
 def _teach_branches(setup: Setup, state: TrainState, run: RunDir, material: Material, progress: Progress) -> None:
     """Run the stages on the frozen trunk, and score the features that discovery starts from."""
-    state.method.before_stages(state.model, material)
+    lesson = state.method.before_stages(state.model, material)
     if setup.config.supervised.epochs:
         stages = Stages(state.model, setup.config, progress.track, run.stages)
-        stages.supervised(material.views, material.labels)
+        stages.supervised(material.views.only(lesson.rows), lesson.classes)
     state.method.before_training(state.model, material)
     baselines = Monitor(setup, run.plots, progress).before_discovery(state)
     run.write_summary(run.read_summary().model_copy(update={"baselines": baselines}))
