@@ -49,7 +49,13 @@ from ncd_training.objective.self_labels import (
 from ncd_training.pretext import Stages
 from ncd_training.run.step import build_state
 from ncd_training.score.metrics import matched_clusters
-from ncd_training.study.class_features import MIN_CLASSES_TO_RECOGNISE, by_cuts, class_orders, known_share
+from ncd_training.study.class_features import (
+    MIN_CLASSES_TO_RECOGNISE,
+    by_cuts,
+    class_orders,
+    known_share,
+    surely_novel,
+)
 from ncd_training.study.constrained_kmeans import FREE, constrained_kmeans
 from rich.console import Console
 from rich.table import Table
@@ -216,7 +222,7 @@ def measure(cell: str, seed: int, features: Features) -> dict[str, Any]:
     novel = len(np.unique(true[true >= data.known]))
     found = known_share(before, labels, config)
     mixed = data.known >= MIN_CLASSES_TO_RECOGNISE and found.share >= MIXED_SHARE
-    likely = torch.nonzero(found.chances <= 0.5).flatten() if mixed else torch.arange(len(true))
+    likely = surely_novel(found) if mixed else torch.arange(len(true))
     orders = class_orders(data.known, draws=config.estimate.draws, seed=seed)
     estimate = by_cuts(before, labels.numpy(), likely, orders, config, silent.track)
     clusters = novel if cell in ("clean", "tail", "mixed") else estimate.classes
