@@ -27,6 +27,7 @@ from typer.models import ArgumentInfo
 import ncd_serve
 from ncd_serve import errors
 from ncd_serve.cli.app import app
+from ncd_serve.cli.help import split_help
 from ncd_serve.triton.serve import Server
 
 ROOT = Path(__file__).parents[1]
@@ -106,8 +107,10 @@ def _below(group: typer.Typer, path: str) -> Iterator[str]:
 def _command(function: Any, path: str) -> Iterator[str]:
     parameters = list(_parameters(function))
     arguments = [one.usage for one in parameters if one.is_argument]
-    yield f"\n## {path}\n\n{inspect.getdoc(function)}\n"
+    text, examples = split_help(function)
+    yield f"\n## {path}\n\n{text}\n"
     yield f"```text\n{' '.join([path, '[OPTIONS]', *arguments])}\n```\n"
+    yield "\n".join(["Examples:\n", "```text", *examples, "```\n"])
     if parameters:
         yield "| argument or option | value | default | what it does |\n|---|---|---|---|"
     for one in parameters:

@@ -19,7 +19,12 @@ def demo(
     folder: Annotated[Path, typer.Option("--out", help="Folder for all output.")] = Path("ncd-demo"),
     seed: Annotated[int, typer.Option(help="Seed of the drawn images and of all random choices.")] = 0,
 ) -> None:
-    """Train, evaluate, export, look, serve and query on images drawn here: nothing to download."""
+    """Train, evaluate, export, look, serve and query on images drawn here: nothing to download.
+
+    Examples:
+        ncd-serve demo
+        ncd-serve demo --out /tmp/ncd-demo --seed 1
+    """
     from ncd_serve.triton import TritonServer, find_triton
 
     with needs_extra("train"):
