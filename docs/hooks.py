@@ -20,8 +20,7 @@ import latex2mathml.converter
 import ncd_training
 import typer
 from mkdocs.exceptions import PluginError
-from mkdocs.structure.files import File, Files
-from pygments.formatters import HtmlFormatter
+from mkdocs.structure.files import Files
 from typer.models import ArgumentInfo
 
 import ncd_serve
@@ -36,14 +35,6 @@ DISPLAYED = re.compile(r"^\$\$ (.+) \$\$$", re.MULTILINE)
 ALIASES = ("ncd_serve/options.py", "training/ncd_training/api.py")  # where types of options have names
 MEMBERS = (classmethod, property, cached_property)
 INLINE = re.compile(r"\\\((.+?)\\\)")
-
-
-def on_files(files: Files, config: Any) -> Files:
-    """The colours of code, light and dark."""
-    light = HtmlFormatter(style="default").get_style_defs(".codehilite")
-    dark = HtmlFormatter(style="github-dark").get_style_defs('[data-bs-theme="dark"] .codehilite')
-    files.append(File.generated(config, "css/code.css", content=f"{light}\n{dark}"))
-    return files
 
 
 def on_page_markdown(markdown: str, page: Any, config: Any, files: Files) -> str:
