@@ -54,3 +54,4 @@ def gallery(
     size = made.path.stat().st_size / 1e6
     progress.say(f"{made.clusters:,} clusters, {made.images:,} images{gone}, {size:.1f} MB")
     out.print(str(made.path), markup=False, highlight=False, soft_wrap=True)
+    progress.say("next: open it in a browser, name the clusters, save names.json; ncd-serve name apply names.json")

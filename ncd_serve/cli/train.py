@@ -108,11 +108,11 @@ def train(
                 api.dry_run(**given, settings=settings, progress=Progress(out))
                 return
             run = api.discover(**given, settings=settings, out=folder, progress=progress)
-        for line in run.headlines:
+        for line in (*run.headlines, run.findings):
             out.print(line, highlight=False)
         out.print(
             f"run directory: [bold]{run.path}[/bold], see report.html there\n"
-            f"next: ncd-serve gallery {run.path}, ncd-serve export {run.path}",
+            f"next: ncd-serve gallery {run.path} (look at the clusters, name them), ncd-serve export {run.path}",
             highlight=False,
             soft_wrap=True,
         )

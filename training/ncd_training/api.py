@@ -160,6 +160,13 @@ class Run:
         return headlines(self.summary)
 
     @property
+    def findings(self) -> str:
+        """Line of text about the clusters: their sizes, mean confidence, unusual images and outliers."""
+        from ncd_training.summary.tables import clusters_in_words
+
+        return clusters_in_words(self.path)
+
+    @property
     def clusters(self) -> Any:
         """Table of the clusters, the largest first: id, name, size, confidence, fit, nearest known class.
 
@@ -203,6 +210,9 @@ class Run:
         from ncd_training.run.train import evaluate
 
         setup = self._trained()
+        manifest = setup.manifest
+        if self._directory.reference.exists() and manifest.truth is None and not manifest.known_test:
+            return self.summary  # nothing can be scored, so no image has to be read again
         state = load_state(setup, self._directory.checkpoint)
         return evaluate(setup, state, self._directory, progress=self._progress)
 
