@@ -112,7 +112,7 @@ def train(
             out.print(line, highlight=False)
         out.print(
             f"run directory: [bold]{run.path}[/bold], see report.html there\n"
-            f"next: ncd-serve gallery {run.path} (look at the clusters, name them), ncd-serve export {run.path}",
+            f"next: ncd-serve gallery {run.path}, ncd-serve export {run.path}",
             highlight=False,
             soft_wrap=True,
         )
