@@ -6,7 +6,6 @@ import os
 import shlex
 import subprocess
 import sys
-import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -85,9 +84,7 @@ def test_names_are_completed_without_torch(tmp_path: Path) -> None:
     run = tmp_path / "runs" / "birds"
     run.mkdir(parents=True)
     (run / "environment.json").write_text('{"created": "2026-01-01"}')
-    start = time.monotonic()
     assert completed("ncd-serve train --dataset cub", tmp_path) == ["cub200"]
-    assert time.monotonic() - start < 10
     assert completed("ncd-serve train --recipe own", tmp_path) == ["own-images"]
     assert completed("ncd-serve train --method d", tmp_path) == ["dtc", "dual"]
     assert "efficientnet_lite0" in completed("ncd-serve train --backbone efficientnet_l", tmp_path)
