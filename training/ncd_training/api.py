@@ -211,7 +211,8 @@ class Run:
 
         setup = self._trained()
         manifest = setup.manifest
-        if self._directory.reference.exists() and manifest.truth is None and not manifest.known_test:
+        scored = manifest.truth is not None or manifest.known_test or manifest.novel_test
+        if self._directory.reference.exists() and self._directory.summary.exists() and not scored:
             return self.summary  # nothing can be scored, so no image has to be read again
         state = load_state(setup, self._directory.checkpoint)
         return evaluate(setup, state, self._directory, progress=self._progress)
