@@ -78,7 +78,7 @@ def export(
         place = ExportPlace(repository or usual.repository, model_name or usual.model)
         _publish(run, place, device=device, cores=cores, replace=replace, keep=keep)
         return
-    with needs_extra("train,export"):
+    with needs_extra("train"):
         from ncd_training.api import open_run
 
         bundle = open_run(run_or_newest(run), progress=progress).export(
