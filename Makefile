@@ -10,7 +10,7 @@ installed = $(BIN)/python -c 'import ncd_serve, ncd_training, ncd_export' 2>/dev
 .PHONY: demo test quick check format docs sbom pins clean
 .DEFAULT_GOAL := test
 
-# Without the tools of development, which are a third of the whole environment.
+# Without the tools of development.
 demo: EXTRAS = train
 demo: install
 	rm -rf ncd-demo
@@ -54,10 +54,11 @@ install:
 	@$(call installed,$(EXTRAS)) || $(MAKE) --no-print-directory reinstall EXTRAS=$(EXTRAS)
 
 # On top of what `make demo` installed, or from nothing: a half-made or moved environment is not worth mending.
+# Python compiles what is imported; compiling all of it beforehand takes minutes and hundreds of megabytes.
 .PHONY: reinstall
 reinstall:
 	$(call installed,train) || { rm -rf $(VENV) && $(PYTHON) -m venv $(VENV); }
-	$(BIN)/python -m pip install --quiet --constraint constraints.txt --editable '.[$(EXTRAS)]'
+	$(BIN)/python -m pip install --quiet --no-compile --constraint constraints.txt --editable '.[$(EXTRAS)]'
 	touch $(VENV)/.installed-train $(VENV)/.installed-$(EXTRAS)
 
 clean:
