@@ -48,7 +48,7 @@ def clusters_in_words(run: Path) -> str:
     confidence = sum(cluster.count * cluster.confidence for cluster in clusters) / max(sum(sizes), 1)
     fits = [sum(cluster.fits[number] for cluster in clusters if cluster.fits) for number in range(len(FITS))]
     odd = f"{fits[FITS.index('unusual')]} unusual, {fits[FITS.index('outlier')]} outliers"
-    return f"{len(sizes)} clusters of {shown} images; mean confidence {confidence:.2f}; {odd}"
+    return f"{len(sizes)} cluster{'s' * (len(sizes) != 1)} of {shown} images; mean confidence {confidence:.2f}; {odd}"
 
 
 def clusters_table(run: Path) -> Any:
