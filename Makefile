@@ -2,12 +2,16 @@
 PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
+EXTRAS = all
 # Installed once for a given set of pins: the stamp is newer than what it was made from, and the environment still runs.
-STAMP := $(VENV)/.installed
+installed = $(BIN)/python -c 'import ncd_serve, ncd_training, ncd_export' 2>/dev/null \
+  && [ $(VENV)/.installed-$(1) -nt pyproject.toml ] && [ $(VENV)/.installed-$(1) -nt constraints.txt ]
 
 .PHONY: demo test quick check format docs sbom pins clean
 .DEFAULT_GOAL := test
 
+# Without the tools of development.
+demo: EXTRAS = train
 demo: install
 	rm -rf ncd-demo
 	$(BIN)/ncd-serve demo
@@ -47,16 +51,15 @@ format: install
 
 .PHONY: install
 install:
-	@$(BIN)/python -c 'import ncd_serve, ncd_training, ncd_export' 2>/dev/null \
-	  && [ $(STAMP) -nt pyproject.toml ] && [ $(STAMP) -nt constraints.txt ] || $(MAKE) --no-print-directory reinstall
+	@$(call installed,$(EXTRAS)) || $(MAKE) --no-print-directory reinstall EXTRAS=$(EXTRAS)
 
-# From nothing: a half-made or moved environment is not worth mending.
+# On top of what `make demo` installed, or from nothing: a half-made or moved environment is not worth mending.
+# Python compiles what is imported; compiling all of it beforehand takes minutes and hundreds of megabytes.
 .PHONY: reinstall
 reinstall:
-	rm -rf $(VENV)
-	$(PYTHON) -m venv $(VENV)
-	$(BIN)/python -m pip install --quiet --constraint constraints.txt --editable '.[all]'
-	touch $(STAMP)
+	$(call installed,train) || { rm -rf $(VENV) && $(PYTHON) -m venv $(VENV); }
+	$(BIN)/python -m pip install --quiet --no-compile --constraint constraints.txt --editable '.[$(EXTRAS)]'
+	touch $(VENV)/.installed-train $(VENV)/.installed-$(EXTRAS)
 
 clean:
 	rm -rf $(VENV) dist ncd-demo .mypy_cache .ruff_cache .pytest_cache .import_linter_cache

@@ -20,13 +20,13 @@ import latex2mathml.converter
 import ncd_training
 import typer
 from mkdocs.exceptions import PluginError
-from mkdocs.structure.files import File, Files
-from pygments.formatters import HtmlFormatter
+from mkdocs.structure.files import Files
 from typer.models import ArgumentInfo
 
 import ncd_serve
 from ncd_serve import errors
 from ncd_serve.cli.app import app
+from ncd_serve.cli.help import split_help
 from ncd_serve.triton.serve import Server
 
 ROOT = Path(__file__).parents[1]
@@ -35,14 +35,6 @@ DISPLAYED = re.compile(r"^\$\$ (.+) \$\$$", re.MULTILINE)
 ALIASES = ("ncd_serve/options.py", "training/ncd_training/api.py")  # where types of options have names
 MEMBERS = (classmethod, property, cached_property)
 INLINE = re.compile(r"\\\((.+?)\\\)")
-
-
-def on_files(files: Files, config: Any) -> Files:
-    """The colours of code, light and dark."""
-    light = HtmlFormatter(style="default").get_style_defs(".codehilite")
-    dark = HtmlFormatter(style="github-dark").get_style_defs('[data-bs-theme="dark"] .codehilite')
-    files.append(File.generated(config, "css/code.css", content=f"{light}\n{dark}"))
-    return files
 
 
 def on_page_markdown(markdown: str, page: Any, config: Any, files: Files) -> str:
@@ -106,8 +98,10 @@ def _below(group: typer.Typer, path: str) -> Iterator[str]:
 def _command(function: Any, path: str) -> Iterator[str]:
     parameters = list(_parameters(function))
     arguments = [one.usage for one in parameters if one.is_argument]
-    yield f"\n## {path}\n\n{inspect.getdoc(function)}\n"
+    text, examples = split_help(function)
+    yield f"\n## {path}\n\n{text}\n"
     yield f"```text\n{' '.join([path, '[OPTIONS]', *arguments])}\n```\n"
+    yield "\n".join(["Examples:\n", "```text", *examples, "```\n"])
     if parameters:
         yield "| argument or option | value | default | what it does |\n|---|---|---|---|"
     for one in parameters:

@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from ncd_serve.runners import OnnxRunner
     from ncd_serve.triton.serve import serve
 
-__version__ = "0.1.0"
+__version__ = "0.2.0"
 __all__ = [
     "AsyncClient",
     "Bundle",

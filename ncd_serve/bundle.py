@@ -18,7 +18,7 @@ from ncd_serve.errors import DataError
 from ncd_serve.files import sha256
 from ncd_serve.preprocess import PreprocessSpec
 from ncd_serve.reference import REFERENCE, Reference
-from ncd_serve.text import check_name
+from ncd_serve.text import check_name, first_problem
 
 SCHEMA_VERSION = 3
 MANIFEST, MODEL, LABELS, VERIFICATION, CARD = (
@@ -190,9 +190,7 @@ class Bundle:
                 )
             manifest = BundleManifest.model_validate_json(content)
         except ValidationError as error:
-            first = error.errors()[0]
-            parts = (".".join(str(part) for part in first["loc"]), first["msg"])
-            raise DataError(f"{path} is damaged: {': '.join(filter(None, parts))}", hint=_EXPORT_AGAIN) from None
+            raise DataError(f"{path} is damaged: {first_problem(error)}", hint=_EXPORT_AGAIN) from None
         except OSError as error:
             raise DataError(f"cannot read {path}: {error.strerror}", hint="check its permissions") from None
         for name in dict.fromkeys((*HASHED, *manifest.sha256)):

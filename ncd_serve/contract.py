@@ -13,6 +13,7 @@ from pydantic import ValidationError
 
 from ncd_serve.errors import ServerError, UsageError
 from ncd_serve.preprocess import PreprocessSpec
+from ncd_serve.text import first_problem
 
 DEFAULT_MODEL = "ncd_global"  # name of a model in a repository
 DEFAULT_URL = "grpc://127.0.0.1:8001"
@@ -126,7 +127,7 @@ def _read(config: dict[str, Any], where: str) -> Contract:
     try:
         preprocess = PreprocessSpec.model_validate_json(facts[PREPROCESS_FACT].get("string_value", ""))
     except ValidationError as error:
-        raise _broken(where, f"its preprocessing is unreadable: {error.errors()[0]['msg']}") from None
+        raise _broken(where, f"its preprocessing is unreadable: {first_problem(error)}") from None
     side = preprocess.resolution
     max_batch = int(config.get("max_batch_size", 0))
     if max_batch < 1:

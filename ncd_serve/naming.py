@@ -14,7 +14,7 @@ from pydantic import AfterValidator, BaseModel, ConfigDict, ValidationError, mod
 
 from ncd_serve.bundle import MAX_CLUSTERS
 from ncd_serve.errors import DataError, did_you_mean
-from ncd_serve.text import check_name
+from ncd_serve.text import check_name, first_problem
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -254,5 +254,4 @@ def _unusable(path: Path, error: ValidationError) -> DataError:
     if first["type"] == "extra_forbidden":
         known = Names.model_fields if len(first["loc"]) == 1 else ClusterEntry.model_fields
         return DataError(f"{path}: unknown key {where}", hint=did_you_mean(str(first["loc"][-1]), known))
-    what = first["msg"].removeprefix("Value error, ")
-    return DataError(f"{path}: {where}: {what}" if where else f"{path}: {what}", hint=hint)
+    return DataError(f"{path}: {first_problem(error)}", hint=hint)

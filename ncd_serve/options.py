@@ -49,35 +49,50 @@ class PileKind(str, Enum):
     MIXED = "mixed"
 
 
-Dataset = Annotated[str | None, typer.Option(help="A named dataset, e.g. glyphs or cub200."), Sets("data.dataset")]
-DataRoot = Annotated[AnyPath | None, typer.Option(help="Folder of the named dataset; default data."), Sets("data.root")]
+def _images(*names: str, help: str, **more: Any) -> Any:
+    return typer.Option(*names, help=help, rich_help_panel="Images", **more)
+
+
+def _network(*names: str, help: str, **more: Any) -> Any:
+    return typer.Option(*names, help=help, rich_help_panel="Network", **more)
+
+
+Dataset = Annotated[
+    str | None,
+    _images(metavar="NAME", help="A named dataset instead of your own images, e.g. glyphs or cub200."),
+    Sets("data.dataset"),
+]
+DataRoot = Annotated[AnyPath | None, _images(help="Folder of the named dataset; default data."), Sets("data.root")]
 Labelled = Annotated[
-    AnyPath | None, typer.Option(help="Your labelled images: one folder for each known class."), Sets("data.labelled")
+    AnyPath | None, _images(help="Your labelled images: one folder for each known class."), Sets("data.labelled")
 ]
-Unlabelled = Annotated[
-    AnyPath | None, typer.Option(help="Your unlabelled images, flat or nested."), Sets("data.unlabelled")
-]
+Unlabelled = Annotated[AnyPath | None, _images(help="Your unlabelled images, flat or nested."), Sets("data.unlabelled")]
 ManifestFile = Annotated[
-    AnyPath | None, typer.Option(help="Your images in a CSV file: path,label,split."), Sets("data.manifest")
+    AnyPath | None, _images(help="Your images in a CSV file: path,label,split."), Sets("data.manifest")
 ]
 StrictData = Annotated[
-    bool, typer.Option("--strict-data", help="Stop at unusable images instead of skipping them."), Sets("data.strict")
+    bool, _images("--strict-data", help="Stop at unusable images instead of skipping them."), Sets("data.strict")
 ]
 NovelClasses = Annotated[
     NumberOrAuto | None,
-    typer.Option(metavar="N|auto", help="Number of clusters to find; auto estimates it first."),
+    _images(
+        metavar="N|auto",
+        help="Number of clusters to find; auto estimates it first. Needed for your own images; default: as in the "
+        "named dataset.",
+    ),
     Sets("data.novel_classes"),
 ]
 Pile = Annotated[
     PileKind | None,
-    typer.Option(
-        help="What the unlabelled images show: novel classes only, known ones mixed in, or to be found out (auto)."
+    _images(
+        help="What the unlabelled images show: novel classes only, known ones mixed in, or to be found out (auto, "
+        "the default for your own images)."
     ),
     Sets("data.pile"),
 ]
 Weights = Annotated[
     AnyPath | None,
-    typer.Option(
+    _network(
         metavar="auto|none|PATH",
         help="Initial weights. auto (the default): at hand, with the package, or on the hub. A file may be of MoCo v2, "
         "RotNet, torchvision, timm or DINO; a folder or a run too.",
@@ -86,38 +101,46 @@ Weights = Annotated[
 ]
 CacheViews = Annotated[
     NumberOrAuto | None,
-    typer.Option(
+    _network(
         metavar="N|auto",
-        help="Cache backbone features of N augmented views per image (faster on a CPU); auto: as many as fit.",
+        help="Cache backbone features of N augmented views per image (faster on a CPU); auto: as many as fit; "
+        "default: the recipe's.",
     ),
     Sets("data.cache_views"),
 ]
-Seed = Annotated[int | None, typer.Option(help="Seed of all random choices."), Sets("optim.seed")]
+Epochs = Annotated[
+    int | None, typer.Option(min=0, help="Number of epochs of discovery; default: the recipe's."), Sets("optim.epochs")
+]
+Seed = Annotated[int | None, typer.Option(help="Seed of all random choices; default 0."), Sets("optim.seed")]
 TensorBoard = Annotated[
     bool, typer.Option("--tensorboard", help="Write figures for TensorBoard too."), Sets("report.tensorboard")
 ]
 Backbone = Annotated[
     str | None,
-    typer.Option(
+    _network(
         "--backbone",
         "--trunk",
-        help="Network by its name in timm, hf-hub:OWNER/NAME, local-dir:PATH; see `ncd-serve backbones`.",
+        metavar="NAME",
+        help="Network by its name in timm, hf-hub:OWNER/NAME, local-dir:PATH; default efficientnet_lite0 for your own "
+        "images. `ncd-serve backbones` lists names.",
     ),
     Sets("model.backbone"),
 ]
 Download = Annotated[
-    bool, typer.Option("--download", help="Fetch weights from the hub if none are at hand."), Sets("model.download")
+    bool, _network("--download", help="Fetch weights from the hub if none are at hand."), Sets("model.download")
 ]
 PretrainImages = Annotated[
-    AnyPath | None,
-    typer.Option("--images", "--unlabelled", help="Your images, flat or nested."),
-    Sets("data.unlabelled"),
+    AnyPath | None, _images("--images", "--unlabelled", help="Your images, flat or nested."), Sets("data.unlabelled")
 ]
 PretrainLabelled = Annotated[
-    AnyPath | None, typer.Option(help="More of your images; their classes are not used."), Sets("data.labelled")
+    AnyPath | None, _images(help="More of your images; their classes are not used."), Sets("data.labelled")
 ]
-PretrainMethod = Annotated[str | None, typer.Option(help="rotnet (the default) or moco."), Sets("pretrain.method")]
-PretrainEpochs = Annotated[int | None, typer.Option(min=1, help="Number of epochs."), Sets("pretrain.epochs")]
+PretrainMethod = Annotated[
+    str | None, typer.Option(metavar="rotnet|moco", help="Method; default rotnet."), Sets("pretrain.method")
+]
+PretrainEpochs = Annotated[
+    int | None, typer.Option(min=1, help="Number of epochs; default 200."), Sets("pretrain.epochs")
+]
 EstimatorName = Annotated[
     Estimator | None,
     typer.Option(help="balanced (the default), or as published: dtc, gcd."),

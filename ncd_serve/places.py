@@ -62,7 +62,7 @@ def export_place(bundle: Path) -> ExportPlace:
 
 def newest_run() -> Path:
     """Return the finished run that was started last, in this folder or up to two levels below it."""
-    if not (runs := _runs()):
+    if not (runs := find_runs()):
         raise DataError("no finished run in this folder or below it", hint="name one, or make one: ncd-serve train")
     return runs[0]
 
@@ -88,10 +88,10 @@ def bundle_of_checkpoint(checkpoint: str) -> Path | None:
     return next((bundle for bundle in _bundles() if _checkpoint(bundle) == checkpoint), None)
 
 
-def _runs() -> list[Path]:
-    """Return finished runs, those that were started last first."""
+def find_runs(*, finished: bool = True) -> list[Path]:
+    """Return finished or unfinished runs, in this folder or up to two levels below it, the latest first."""
     files = [file for depth in _DEPTHS for file in Path().glob(depth + _RUN_FACTS)]
-    started = {file.parent: _start(file) for file in files if (file.parent / REFERENCE).is_file()}
+    started = {file.parent: _start(file) for file in files if (file.parent / REFERENCE).is_file() is finished}
     return sorted((run for run, when in started.items() if when), key=lambda run: started[run], reverse=True)
 
 
@@ -105,7 +105,7 @@ def _start(facts: Path) -> str:
 
 
 def _bundles() -> Iterator[Path]:
-    return (run / "bundle" for run in _runs() if (run / "bundle" / MANIFEST).is_file())
+    return (run / "bundle" for run in find_runs() if (run / "bundle" / MANIFEST).is_file())
 
 
 def _checkpoint(bundle: Path) -> str:

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import signal
 import sys
+from collections.abc import Callable
 from types import FrameType
 from typing import Annotated
 
@@ -17,6 +18,7 @@ from ncd_serve.cli import (
     assign,
     backbones,
     compare,
+    completion,
     config,
     demo,
     deploy,
@@ -31,11 +33,13 @@ from ncd_serve.cli import (
     plan,
     pretrain,
     query,
+    recipes,
     serve,
     studio,
     train,
 )
 from ncd_serve.cli.console import exit_with
+from ncd_serve.cli.help import LOOK, OPERATE, RESEARCH, START, Group, command
 from ncd_serve.errors import NcdError
 
 EXIT_CODES = (
@@ -44,35 +48,33 @@ EXIT_CODES = (
 
 app = typer.Typer(
     name="ncd-serve",
-    help="Discover unnamed image categories, export the model to ONNX, serve cluster ids on NVIDIA Triton.",
+    cls=Group,
+    help="Find, name and serve the image classes nobody labelled.",
     epilog=EXIT_CODES,
     no_args_is_help=True,
     pretty_exceptions_enable=False,
     rich_markup_mode="rich",
 )
-app.command()(train.train)
-app.command()(pretrain.pretrain)
-app.command()(backbones.backbones)
-app.command()(estimate_k.estimate_k)
-app.command()(evaluate.evaluate)
-app.command()(compare.compare)
-app.add_typer(config.app, name="config")
-app.command()(export.export)
-app.command()(serve.serve)
-app.command()(serve.status)
-app.command()(serve.stop)
-app.command()(query.query)
-app.command()(assign.assign)
-app.command()(gallery.gallery)
-app.command()(studio.studio)
-app.add_typer(name.app, name="name")
-app.command()(drift.drift)
-app.command()(discover.discover)
-app.command()(discover.history)
-app.command()(plan.plan)
-app.add_typer(deploy.app, name="deploy")
-app.command()(doctor.doctor)
-app.command()(demo.demo)
+completion.add_to_options()
+PANELS: dict[str, list[Callable[..., None]]] = {
+    START: [demo.demo, train.train, gallery.gallery, export.export, serve.serve, query.query],
+    LOOK: [studio.studio, assign.assign, drift.drift, discover.discover, discover.history],
+    OPERATE: [serve.status, serve.stop, doctor.doctor, plan.plan],
+    RESEARCH: [
+        recipes.recipes,
+        backbones.backbones,
+        evaluate.evaluate,
+        estimate_k.estimate_k,
+        compare.compare,
+        pretrain.pretrain,
+    ],
+}
+for panel, functions in PANELS.items():
+    for function in functions:
+        command(app, panel=panel)(function)
+app.add_typer(name.app, name="name", rich_help_panel=LOOK)
+app.add_typer(deploy.app, name="deploy", rich_help_panel=OPERATE)
+app.add_typer(config.app, name="config", rich_help_panel=RESEARCH)
 
 
 def _print_version(wanted: bool) -> None:

@@ -51,7 +51,13 @@ def assign(
         typer.Option(help="With Ray: address of a cluster, as RAY_ADDRESS; default: start Ray on this machine."),
     ] = None,
 ) -> None:
-    """Assign images to clusters without a server, with ONNX Runtime."""
+    """Assign images to clusters without a server, with ONNX Runtime.
+
+    Examples:
+        ncd-serve assign new
+        ncd-serve assign new --bundle runs/birds --out rows.parquet
+        ncd-serve assign 's3://photos/' --bundle runs/birds --engine ray --out rows
+    """
     from ncd_serve.bundle import Bundle
     from ncd_serve.rows.writing import RowOptions, print_rows, save_rows
     from ncd_serve.runners import open_bundle

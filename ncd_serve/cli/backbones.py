@@ -15,7 +15,12 @@ def backbones(
     pattern: Annotated[str | None, typer.Argument(help="Part of a name, or a pattern, e.g. '*dinov2*'.")] = None,
     measure: Annotated[bool, typer.Option("--measure", help="Measure the speed of each on this machine.")] = False,
 ) -> None:
-    """List backbones for `train --backbone`: size, licence, and whether weights are at hand."""
+    """List backbones for `train --backbone`: size, licence, and whether weights are at hand.
+
+    Examples:
+        ncd-serve backbones
+        ncd-serve backbones '*dinov2*'
+    """
     with needs_extra("train"):
         from ncd_training.study.backbone_list import list_backbones
 

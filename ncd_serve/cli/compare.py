@@ -9,7 +9,7 @@ import typer
 from rich.padding import Padding
 
 from ncd_serve.cli.console import out, progress, say
-from ncd_serve.cli.options import ConfigFile, Recipes, SetOptions
+from ncd_serve.cli.options import Accelerator, ConfigFile, Recipes, SetOptions, TrainingDevice, use_device
 from ncd_serve.errors import UsageError, needs_extra
 from ncd_serve.options import (
     Backbone,
@@ -39,6 +39,7 @@ def compare(
     weights: Weights = None,
     download: Download = False,
     cache_views: CacheViews = None,
+    device: TrainingDevice = Accelerator.AUTO,
     recipe: Recipes = None,
     config: ConfigFile = None,
     set_: SetOptions = None,
@@ -50,8 +51,13 @@ def compare(
     """Train methods or variants side by side, and put them in one table with the paper's figures.
 
     The same command resumes where an interrupted one stopped.
+
+    Examples:
+        ncd-serve compare --list
+        ncd-serve compare baselines --dataset cub200 --recipe quick --seeds 0,1
     """
     options = locals()
+    use_device(options.pop("device"))
     with needs_extra("train"):
         if list_:
             _show_sets()

@@ -9,19 +9,24 @@ from typing import Annotated
 import typer
 
 from ncd_serve.cli.console import out
+from ncd_serve.cli.help import Group, command
 from ncd_serve.cli.options import ConfigFile, MethodName, Recipes, SetOptions
 from ncd_serve.errors import UsageError, needs_extra
 from ncd_serve.files import write_text
 
-app = typer.Typer(help="Show the settings of a run, or copy a recipe to change it.", no_args_is_help=True)
+app = typer.Typer(help="Show the settings of a run, or copy a recipe to change it.", no_args_is_help=True, cls=Group)
 
 
-@app.command()
+@command(app)
 def init(
     recipe: Annotated[str, typer.Argument(help="A recipe, e.g. cub200.")],
     target: Annotated[Path | None, typer.Option("--out", help="The new file; default RECIPE.toml.")] = None,
 ) -> None:
-    """Copy a recipe, to be changed and given to `train --config`."""
+    """Copy a recipe, to be changed and given to `train --config`.
+
+    Examples:
+        ncd-serve config init cub200 --out mine.toml
+    """
     with needs_extra("train"):
         from ncd_training.config.resolve import recipe_text
 
@@ -33,7 +38,7 @@ def init(
     out.print(f"{target}\nnext: ncd-serve train --config {target}", highlight=False, soft_wrap=True)
 
 
-@app.command()
+@command(app)
 def show(
     dataset: Annotated[str | None, typer.Option(help="A named dataset.")] = None,
     method: MethodName = None,
@@ -42,7 +47,12 @@ def show(
     set_: SetOptions = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
 ) -> None:
-    """Print the settings that `train` would use, and where each one comes from."""
+    """Print the settings that `train` would use, and where each one comes from.
+
+    Examples:
+        ncd-serve config show --dataset cub200 --recipe quick
+        ncd-serve config show --recipe own-images --json
+    """
     with needs_extra("train"):
         from ncd_training.config.resolve import layers_of_call, merged, origins
         from ncd_training.objective.method import checked

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from ncd_serve.cli.console import messages, out
+from ncd_serve.cli.help import Group, command
 from ncd_serve.cli.options import Digest, PythonModels
 from ncd_serve.deploy import Target
 from ncd_serve.places import ExportPlace, export_place
@@ -16,7 +17,7 @@ from ncd_serve.places import ExportPlace, export_place
 if TYPE_CHECKING:
     from ncd_serve.deploy.facts import Deployment
 
-app = typer.Typer(help="Deploy a bundle with Docker Compose or Kubernetes.", no_args_is_help=True)
+app = typer.Typer(help="Deploy a bundle with Docker Compose or Kubernetes.", no_args_is_help=True, cls=Group)
 
 
 @app.callback()
@@ -24,7 +25,7 @@ def _group() -> None:
     """Deploy a bundle with Docker Compose or Kubernetes."""
 
 
-@app.command()
+@command(app)
 def render(
     target: Annotated[Target, typer.Argument(help="Platform that runs the servers.")],
     bundle: Annotated[Path, typer.Option(help="A bundle.")],
@@ -44,7 +45,12 @@ def render(
     ] = "",
     python_models: PythonModels = False,
 ) -> None:
-    """Write image, manifests, dashboard and alerts for a bundle; a GPU is asked for if it was exported for one."""
+    """Write image, manifests, dashboard and alerts for a bundle; a GPU is asked for if it was exported for one.
+
+    Examples:
+        ncd-serve deploy render compose --bundle runs/birds/bundle --out deployment
+        ncd-serve deploy render helm --bundle runs/birds/bundle --repository-uri s3://models/birds --out deployment
+    """
     from ncd_serve.bundle import Bundle
     from ncd_serve.deploy.facts import collect_facts
     from ncd_serve.deploy.render import check_untouched

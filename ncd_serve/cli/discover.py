@@ -26,7 +26,12 @@ def discover(
     ] = 0.95,
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
 ) -> None:
-    """Look for new categories in a batch of images: groups that are no cluster and no known class."""
+    """Look for new categories in a batch of images: groups that are no cluster and no known class.
+
+    Examples:
+        ncd-serve discover new --bundle runs/birds/bundle
+        ncd-serve discover rows.csv --bundle runs/birds/bundle --out candidates.json
+    """
     from ncd_serve.discovery.find import discover as find
     from ncd_serve.files import write_json
 
@@ -80,7 +85,11 @@ def history(
     bundle: Annotated[Path, typer.Argument(help="A bundle.")],
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
 ) -> None:
-    """Show the generations that a bundle descends from, with what changed, and how to serve each of them again."""
+    """Show the generations that a bundle descends from, with what changed, and how to serve each of them again.
+
+    Examples:
+        ncd-serve history runs/birds/bundle
+    """
     from ncd_serve.discovery.history import generations
 
     found = generations(bundle)

@@ -40,6 +40,11 @@ def doctor(
     Parts that are `missing` are needed by some commands only. Exit code 0 unless there is a problem; otherwise that of
     the first one: 3 for a bundle, a repository or a disk, 5 for a server or Triton, 6 for the installation, 1 for a
     wrong result of the self-test, which compares every precision and device of this machine with the CPU.
+
+    Examples:
+        ncd-serve doctor
+        ncd-serve doctor --self-test
+        ncd-serve doctor --bundle runs/birds/bundle --url grpc://127.0.0.1:8001
     """
     from ncd_serve.doctor.checks import examine
     from ncd_serve.doctor.self_test import run_self_test

@@ -25,7 +25,11 @@ def drift(
     plot: Annotated[Path | None, typer.Option(help="Plot file; default ROWS.drift.svg.")] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
 ) -> None:
-    """Check a batch of new images for drift from the training images."""
+    """Check a batch of new images for drift from the training images.
+
+    Examples:
+        ncd-serve drift rows.csv --bundle runs/birds/bundle
+    """
     from ncd_serve.drift.find import find_drift
     from ncd_serve.drift.plot import draw_drift
 

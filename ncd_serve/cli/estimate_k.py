@@ -10,7 +10,7 @@ import typer
 from rich.table import Table
 
 from ncd_serve.cli.console import out, progress
-from ncd_serve.cli.options import ConfigFile, Recipes, SetOptions
+from ncd_serve.cli.options import Accelerator, ConfigFile, Recipes, SetOptions, TrainingDevice, use_device
 from ncd_serve.errors import needs_extra
 from ncd_serve.options import (
     Backbone,
@@ -45,6 +45,7 @@ def estimate_k(
     weights: Weights = None,
     download: Download = False,
     cache_views: CacheViews = None,
+    device: TrainingDevice = Accelerator.AUTO,
     recipe: Recipes = None,
     config: ConfigFile = None,
     set_: SetOptions = None,
@@ -54,8 +55,13 @@ def estimate_k(
     ] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
 ) -> None:
-    """Estimate how many novel classes the unlabelled images have, for `train --novel-classes`."""
+    """Estimate how many novel classes the unlabelled images have, for `train --novel-classes`.
+
+    Examples:
+        ncd-serve estimate-k --labelled known --unlabelled pile
+    """
     options = locals()
+    use_device(options.pop("device"))
     with needs_extra("train"):
         import ncd_training.api as api
 

@@ -17,7 +17,12 @@ def evaluate(
     per_class: Annotated[bool, typer.Option("--per-class", help="Show all classes of all splits.")] = False,
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
 ) -> None:
-    """Score a run on every split that has true classes: ACC, NMI, ARI, classes, quality of pseudo labels."""
+    """Score a run on every split that has true classes: ACC, NMI, ARI, classes, quality of pseudo labels.
+
+    Examples:
+        ncd-serve evaluate
+        ncd-serve evaluate runs/birds --per-class
+    """
     with needs_extra("train"):
         from ncd_training.api import open_run
         from ncd_training.summary.figures import score_tables

@@ -64,7 +64,13 @@ def export(
         bool, typer.Option("--replace-model", help="Take over a model that has the clusters of another run.")
     ] = False,
 ) -> None:
-    """Export a run to a verified ONNX bundle and add it to a Triton model repository."""
+    """Export a run to a verified ONNX bundle and add it to a Triton model repository.
+
+    Examples:
+        ncd-serve export
+        ncd-serve export runs/birds --precision int8
+        ncd-serve export runs/birds --repository models --keep 3
+    """
     if run and (run / MANIFEST).is_file():
         if output or checkpoint or precision is not Precision.FP32:
             raise UsageError("--out, --checkpoint and --precision are for runs", hint="export the run once more")
@@ -72,7 +78,7 @@ def export(
         place = ExportPlace(repository or usual.repository, model_name or usual.model)
         _publish(run, place, device=device, cores=cores, replace=replace, keep=keep)
         return
-    with needs_extra("train,export"):
+    with needs_extra("train"):
         from ncd_training.api import open_run
 
         bundle = open_run(run_or_newest(run), progress=progress).export(

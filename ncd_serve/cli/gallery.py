@@ -37,7 +37,13 @@ def gallery(
     ] = None,
     title: Annotated[str | None, typer.Option(help="Title of the page.")] = None,
 ) -> None:
-    """Write a page of all clusters that opens offline: look at them, name them, merge them."""
+    """Write a page of all clusters that opens offline: look at them, name them, merge them.
+
+    Examples:
+        ncd-serve gallery
+        ncd-serve gallery runs/birds --title Birds
+        ncd-serve gallery rows.csv --bundle runs/birds/bundle
+    """
     from ncd_serve.gallery import make_gallery
 
     progress = Progress(messages)
@@ -48,3 +54,4 @@ def gallery(
     size = made.path.stat().st_size / 1e6
     progress.say(f"{made.clusters:,} clusters, {made.images:,} images{gone}, {size:.1f} MB")
     out.print(str(made.path), markup=False, highlight=False, soft_wrap=True)
+    progress.say("next: open it in a browser, name the clusters, save names.json; ncd-serve name apply names.json")

@@ -12,6 +12,7 @@ from rich.markup import escape
 from rich.table import Column, Table
 
 from ncd_serve.cli.console import messages, out, progress
+from ncd_serve.cli.help import Group, command
 from ncd_serve.cli.options import bundle_or_newest
 from ncd_serve.errors import UsageError, needs_extra
 from ncd_serve.places import ExportPlace, bundle_of, bundle_of_checkpoint, export_place
@@ -23,10 +24,12 @@ BundleFolder = Annotated[
     Path | None, typer.Option("--bundle", help="A bundle or a run; default: the newest exported run.")
 ]
 
-app = typer.Typer(help="Name the clusters of a bundle, merge them, or mark them as junk.", no_args_is_help=True)
+app = typer.Typer(
+    help="Name the clusters of a bundle, merge them, or mark them as junk.", no_args_is_help=True, cls=Group
+)
 
 
-@app.command()
+@command(app)
 def apply(
     names: Annotated[Path, typer.Argument(help="A names.json, as the gallery saves it.")],
     source: Annotated[
@@ -42,7 +45,12 @@ def apply(
     model_name: Annotated[str | None, typer.Option(help="The model's name there; default: as it was exported.")] = None,
     keep: Annotated[int | None, typer.Option(min=1, help="Remove all versions but the newest N.")] = None,
 ) -> None:
-    """Write names and merges into a bundle, and add it to a Triton model repository as a new version."""
+    """Write names and merges into a bundle, and add it to a Triton model repository as a new version.
+
+    Examples:
+        ncd-serve name apply names.json
+        ncd-serve name apply names.json runs/birds
+    """
     from ncd_serve.bundle import Bundle
     from ncd_serve.naming import Names, Naming, State, apply_names, cluster_states, corrections_in_words
 
@@ -71,11 +79,16 @@ def apply(
     )
 
 
-@app.command("list")
+@command(app, "list")
 def list_(
     bundle: BundleFolder = None, as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False
 ) -> None:
-    """Show the clusters of a bundle: their names, their images in training, and which are merged or junk."""
+    """Show the clusters of a bundle: their names, their images in training, and which are merged or junk.
+
+    Examples:
+        ncd-serve name list
+        ncd-serve name list --bundle runs/birds --json
+    """
     from ncd_serve.bundle import Bundle
     from ncd_serve.naming import cluster_states
     from ncd_serve.reference import REFERENCE
@@ -95,12 +108,16 @@ def list_(
     out.print(table)
 
 
-@app.command()
+@command(app)
 def export(
     bundle: BundleFolder = None,
     target: Annotated[Path | None, typer.Option("--out", help="The new file; default: print it.")] = None,
 ) -> None:
-    """Write the names.json that would restore a bundle's names, merges and junk."""
+    """Write the names.json that would restore a bundle's names, merges and junk.
+
+    Examples:
+        ncd-serve name export --bundle runs/birds --out names.json
+    """
     from ncd_serve.bundle import Bundle
     from ncd_serve.files import write_json
     from ncd_serve.naming import Names
@@ -115,7 +132,7 @@ def export(
     out.print(f"{target}\nnext: ncd-serve name apply {target}", markup=False, highlight=False, soft_wrap=True)
 
 
-@app.command()
+@command(app)
 def carry(
     old: Annotated[Path, typer.Argument(help="Bundle that has the names.")],
     new: Annotated[Path, typer.Argument(help="Bundle of another model, trained later.")],
@@ -124,7 +141,11 @@ def carry(
     ] = None,
     target: Annotated[Path, typer.Option("--out", help="The new names.json.")] = Path("carried.json"),
 ) -> None:
-    """Carry names, junk marks and corrections over to a model that was trained apart, where clusters are the same."""
+    """Carry names, junk marks and corrections over to a model that was trained apart, where clusters are the same.
+
+    Examples:
+        ncd-serve name carry runs/old/bundle runs/new/bundle
+    """
     from ncd_serve.discovery.carry import carry_names
     from ncd_serve.files import write_json
 

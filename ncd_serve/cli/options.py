@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from enum import Enum
 from pathlib import Path
 from typing import Annotated
@@ -10,6 +11,7 @@ import typer
 
 from ncd_serve.cli.console import say
 from ncd_serve.contract import TOKEN_VARIABLE
+from ncd_serve.errors import UsageError, needs_extra
 from ncd_serve.places import bundle_of, newest_bundle, newest_run
 
 
@@ -28,16 +30,38 @@ class Engine(str, Enum):
     RAY = "ray"
 
 
+class Accelerator(str, Enum):
+    """Device that trains."""
+
+    AUTO = "auto"
+    CPU = "cpu"
+    CUDA = "cuda"
+
+
 Recipes = Annotated[
     list[str] | None,
-    typer.Option("--recipe", help="Settings on top of the dataset's own: own-images, paper, quick, released, ..."),
+    typer.Option(
+        "--recipe",
+        metavar="NAME",
+        help="Ready-made settings, may be repeated; default own-images for your own images, else the dataset's. "
+        "`ncd-serve recipes` lists them.",
+    ),
 ]
 ConfigFile = Annotated[Path | None, typer.Option("--config", help="A TOML file with settings.")]
 MethodName = Annotated[
-    str | None, typer.Option("--method", help="dual (the paper's), rankstat, dtc, kcl, mcl, kmeans or orca.")
+    str | None,
+    typer.Option(
+        "--method", metavar="NAME", help="dual (the paper's, the default), rankstat, dtc, kcl, mcl, kmeans or orca."
+    ),
 ]
-SetOptions = Annotated[list[str] | None, typer.Option("--set", help="One setting: section.key=value.")]
-ResumeRun = Annotated[Path | None, typer.Option(help="Resume an interrupted run.")]
+SetOptions = Annotated[
+    list[str] | None, typer.Option("--set", metavar="SECTION.KEY=VALUE", help="One setting; may be repeated.")
+]
+TrainingDevice = Annotated[
+    Accelerator,
+    typer.Option("--device", help="Device to train on; auto is the GPU if there is one, else the CPU."),
+]
+ResumeRun = Annotated[Path | None, typer.Option(metavar="RUN", help="Resume an interrupted run.")]
 
 Digest = Annotated[
     str | None, typer.Option(help="Refuse the bundle unless it has this digest, which `ncd-serve export` printed.")
@@ -74,6 +98,17 @@ Token = Annotated[
         envvar=TOKEN_VARIABLE, show_envvar=True, help="The token that the server asks of clients.", show_default=False
     ),
 ]
+
+
+def use_device(device: Accelerator) -> None:
+    """Make training use a device. Called before torch is imported, which looks for GPUs once."""
+    if device is Accelerator.CPU:
+        os.environ["CUDA_VISIBLE_DEVICES"] = ""
+    elif device is Accelerator.CUDA:
+        with needs_extra("train"):
+            from ncd_training.base.precision import compute_device
+        if compute_device().type != "cuda":
+            raise UsageError("torch finds no GPU here", hint="ncd-serve doctor says why; or drop --device cuda")
 
 
 def run_or_newest(run: Path | None) -> Path:

@@ -33,7 +33,11 @@ def plan(
     views: Annotated[int, typer.Option(min=1, help="Cached views of each training image.")] = 8,
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
 ) -> None:
-    """Estimate the hardware a deployment needs: replicas, GPUs, memory, network and disk, each with its formula."""
+    """Estimate the hardware a deployment needs: replicas, GPUs, memory, network and disk, each with its formula.
+
+    Examples:
+        ncd-serve plan --bundle runs/birds/bundle --sample new --images-per-day 1e6
+    """
     from ncd_serve.bundle import Bundle
     from ncd_serve.deploy.sizing import Demand, measure_costs, size_up
     from ncd_serve.inputs.images import find_images

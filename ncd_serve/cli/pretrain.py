@@ -8,7 +8,7 @@ from typing import Annotated
 import typer
 
 from ncd_serve.cli.console import out, progress
-from ncd_serve.cli.options import ConfigFile, Recipes, ResumeRun, SetOptions
+from ncd_serve.cli.options import Accelerator, ConfigFile, Recipes, ResumeRun, SetOptions, TrainingDevice, use_device
 from ncd_serve.errors import needs_extra
 from ncd_serve.options import (
     Backbone,
@@ -35,6 +35,7 @@ def pretrain(
     strict_data: StrictData = False,
     backbone: Backbone = None,
     epochs: PretrainEpochs = None,
+    device: TrainingDevice = Accelerator.AUTO,
     recipe: Recipes = None,
     config: ConfigFile = None,
     set_: SetOptions = None,
@@ -42,8 +43,14 @@ def pretrain(
     out_: Annotated[Path | None, typer.Option("--out", help="Run directory; default runs/<name>-<time>.")] = None,
     resume: ResumeRun = None,
 ) -> None:
-    """Pretrain a backbone on your images without labels (self-supervised), for `train --weights`."""
+    """Pretrain a backbone on your images without labels (self-supervised), for `train --weights`.
+
+    Examples:
+        ncd-serve pretrain --images photos --backbone resnet18
+        ncd-serve pretrain --method moco --images photos --epochs 100
+    """
     options = locals()
+    use_device(options.pop("device"))
     with needs_extra("train"):
         import ncd_training.api as api
         from ncd_training.base.run_dir import RunDir

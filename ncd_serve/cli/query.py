@@ -41,7 +41,13 @@ def query(
     ] = 60.0,
     token: Token = None,
 ) -> None:
-    """Ask a Triton server for the cluster ids of images."""
+    """Ask a Triton server for the cluster ids of images.
+
+    Examples:
+        ncd-serve query new
+        ncd-serve query 'photos/*.jpg' more.zip --out rows.csv
+        ncd-serve query new --url grpc://gpu-server:8001 --model-name birds
+    """
     from ncd_serve.client.client import Client
     from ncd_serve.rows.writing import RowOptions, print_rows, save_rows
     from ncd_serve.triton.serve import server_and_model

@@ -50,7 +50,13 @@ def serve(
         list[str] | None, typer.Argument(help="After a lone --: options of tritonserver itself.", show_default=False)
     ] = None,
 ) -> None:
-    """Start a Triton server on a model repository; Ctrl-C stops it."""
+    """Start a Triton server on a model repository; Ctrl-C stops it.
+
+    Examples:
+        ncd-serve serve
+        ncd-serve serve --repository model_repository --detach
+        ncd-serve serve --host 0.0.0.0 -- --log-verbose=1
+    """
     from ncd_serve.triton.serve import ServeOptions, newest_export, serve_detached, serve_until_stopped
 
     if repository is None:
@@ -82,7 +88,12 @@ def _print(text: str) -> None:
 
 
 def status(as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False) -> None:
-    """Show the servers that run on this machine, and whether they answer."""
+    """Show the servers that run on this machine, and whether they answer.
+
+    Examples:
+        ncd-serve status
+        ncd-serve status --json
+    """
     from ncd_serve.triton.registry import running_servers
 
     servers = [(server, server.trouble()) for server in running_servers()]
@@ -112,7 +123,12 @@ def stop(
     ] = None,
     everything: Annotated[bool, typer.Option("--all", help="Stop all servers.")] = False,
 ) -> None:
-    """Stop servers on this machine; requests in flight may finish."""
+    """Stop servers on this machine; requests in flight may finish.
+
+    Examples:
+        ncd-serve stop
+        ncd-serve stop --all
+    """
     from ncd_serve.triton.registry import choose_servers
 
     for server in choose_servers(ids or (), everything=everything):

@@ -27,7 +27,12 @@ def studio(
     browser: Annotated[bool, typer.Option("--browser/--no-browser", help="Open the page in a browser.")] = True,
     token: Token = None,
 ) -> None:
-    """Look at clusters, name and correct them, ask about new images, train and serve, in one live page."""
+    """Look at clusters, name and correct them, ask about new images, train and serve, in one live page.
+
+    Examples:
+        ncd-serve studio
+        ncd-serve studio runs/birds --no-browser
+    """
     with needs_extra("studio"):
         from ncd_serve.studio.start import run_studio
 

@@ -9,11 +9,14 @@ import typer
 
 from ncd_serve.cli.console import one_speaker, out, progress
 from ncd_serve.cli.options import (
+    Accelerator,
     ConfigFile,
     MethodName,
     Recipes,
     ResumeRun,
     SetOptions,
+    TrainingDevice,
+    use_device,
 )
 from ncd_serve.errors import UsageError, needs_extra
 from ncd_serve.options import (
@@ -22,6 +25,7 @@ from ncd_serve.options import (
     DataRoot,
     Dataset,
     Download,
+    Epochs,
     Labelled,
     ManifestFile,
     NovelClasses,
@@ -49,6 +53,8 @@ def train(
     weights: Weights = None,
     download: Download = False,
     cache_views: CacheViews = None,
+    epochs: Epochs = None,
+    device: TrainingDevice = Accelerator.AUTO,
     method: MethodName = None,
     recipe: Recipes = None,
     config: ConfigFile = None,
@@ -68,13 +74,21 @@ def train(
         Path | None, typer.Option(help="With --after: candidates of `discover`; default: all that it finds.")
     ] = None,
 ) -> None:
-    """Train on labelled images of known classes and unlabelled ones: the dual-branch model, or a baseline."""
+    """Train on labelled images of known classes and unlabelled ones: the dual-branch model, or a baseline.
+
+    Examples:
+        ncd-serve train --labelled known --unlabelled pile --novel-classes auto
+        ncd-serve train --labelled known --unlabelled pile --novel-classes 8 --dry-run
+        ncd-serve train --resume runs/birds
+        ncd-serve train --after runs/birds/bundle --add new
+    """
     options = locals()
     if after or add or accept:
         from ncd_serve.cli.after import train_after
 
         train_after(options)
         return
+    use_device(options.pop("device"))
     with needs_extra("train"):
         import ncd_training.api as api
         from ncd_training.base.processes import Launch
@@ -94,7 +108,7 @@ def train(
                 api.dry_run(**given, settings=settings, progress=Progress(out))
                 return
             run = api.discover(**given, settings=settings, out=folder, progress=progress)
-        for line in run.headlines:
+        for line in (*run.headlines, run.findings):
             out.print(line, highlight=False)
         out.print(
             f"run directory: [bold]{run.path}[/bold], see report.html there\n"

@@ -17,6 +17,7 @@ from ncd_serve.gallery.embed import embed
 from ncd_serve.inputs.images import find_images
 from ncd_serve.progress import SILENT, Progress
 from ncd_serve.rows.tables import FORMATS, read_rows
+from ncd_serve.text import first_problem
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -65,9 +66,7 @@ class Candidates(_Strict):
         except OSError as error:
             raise DataError(f"cannot read {path}: {error.strerror}", hint="check the path") from None
         except ValidationError as error:
-            first = error.errors()[0]
-            where = ".".join(str(part) for part in first["loc"])
-            raise DataError(f"{path}: {where}: {first['msg']}", hint="ncd-serve discover writes such files") from None
+            raise DataError(f"{path}: {first_problem(error)}", hint="ncd-serve discover writes such files") from None
 
     def check(self, bundle: Bundle) -> None:
         """Raise DataError if another model, or another generation of it, was asked."""

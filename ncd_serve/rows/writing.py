@@ -6,7 +6,7 @@ import sys
 from collections import Counter
 from collections.abc import Callable, Generator, Iterable, Iterator
 from contextlib import AbstractContextManager, closing
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -33,6 +33,32 @@ if TYPE_CHECKING:
 
 OpenRunner = Callable[[], "AbstractContextManager[Runner]"]
 STATUSES = ("ok", "unsure", "error")
+_MAX_CLUSTERS = 8
+
+
+@dataclass
+class Tally:
+    """Numbers of written rows by status, cluster and fit."""
+
+    statuses: Counter[str] = field(default_factory=Counter)
+    clusters: Counter[str] = field(default_factory=Counter)
+    outliers: int = 0
+
+    def counting(self, rows: Iterable[Prediction]) -> Iterator[Prediction]:
+        """Pass rows on. Whoever asks for the next row has written this one."""
+        for row in rows:
+            yield row
+            self.statuses[row.status] += 1
+            if row.cluster_name is not None:
+                self.clusters[row.cluster_name] += 1
+            self.outliers += row.fit == "outlier"
+
+    def by_cluster(self) -> str:
+        """Return the clusters in words, the largest first, then the images that fit nowhere."""
+        shown = [f"{name} {count}" for name, count in self.clusters.most_common(_MAX_CLUSTERS)]
+        if more := len(self.clusters) - len(shown):
+            shown.append(f"{more} more clusters")
+        return f"{', '.join(shown) or 'no image has a cluster'}; {self.outliers} outliers"
 
 
 @dataclass(frozen=True)
@@ -58,10 +84,12 @@ def save_rows(
     sources = find_sources(images, allow_urls=options.allow_urls)
     with open_runner() as runner:
         finished = _skip_finished(sources.images, target) if resume else 0
-        counts: Counter[str] = Counter()
+        tally = Tally()
         with closing(_rows(sources, runner, options)) as rows:
-            shown = progress.track(_counted(rows, counts), "asking", sources.total, finished)
-            _keep(shown, target, finished, counts, progress)
+            shown = progress.track(tally.counting(rows), "asking", sources.total, finished)
+            _keep(shown, target, finished, tally, progress)
+    progress.say(f"{'the new ones: ' if finished else ''}{tally.by_cluster()}")
+    progress.say(f"next: ncd-serve gallery {target} (look at them by cluster)")
 
 
 def print_rows(
@@ -76,11 +104,13 @@ def print_rows(
     """Print one row for each image as `table`, `csv` or `jsonl`; default: a table on a terminal and csv elsewhere."""
     sources = find_sources(images, allow_urls=options.allow_urls)
     with open_runner() as runner, closing(_rows(sources, runner, options)) as rows:
-        shown = progress.track(rows, "asking", sources.total)
+        tally = Tally()
+        shown = progress.track(tally.counting(rows), "asking", sources.total)
         if form == "table" or (form is None and out.is_terminal):
             out.print(terminal_table(shown))
         else:
             (write_jsonl if form == "jsonl" else write_csv)(shown, sys.stdout)
+    progress.say(tally.by_cluster())
 
 
 def summarise(counts: Counter[str], before: str) -> str:
@@ -106,7 +136,8 @@ def _is_complete(target: Path, *, resume: bool) -> bool:
     return resume and not begun and target.exists()
 
 
-def _keep(rows: Iterable[Prediction], target: Path, finished: int, counts: Counter[str], progress: Progress) -> None:
+def _keep(rows: Iterable[Prediction], target: Path, finished: int, tally: Tally, progress: Progress) -> None:
+    counts = tally.statuses
     try:
         write_rows(rows, target, resume=finished > 0)
     except BaseException:
@@ -115,12 +146,6 @@ def _keep(rows: Iterable[Prediction], target: Path, finished: int, counts: Count
         raise
     before = f"{finished} from before" if finished else ""
     progress.say(f"{finished + counts.total()} rows in {target} ({summarise(counts, before)})")
-
-
-def _counted(rows: Iterable[Prediction], counts: Counter[str]) -> Iterator[Prediction]:
-    for row in rows:
-        yield row
-        counts[row.status] += 1  # whoever asks for the next row has written this one
 
 
 def _skip_finished(sources: Iterator[Source], target: Path) -> int:

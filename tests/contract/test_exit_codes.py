@@ -40,7 +40,9 @@ def test_the_codes_are_the_documented_ones() -> None:
     ("arguments", "code", "words"),
     [
         (("trian",), 2, ("train",)),
-        (("train", "--epochs", "3"), 2, ("--epochs",)),
+        (("train", "--epoch", "3"), 2, ("--epochs",)),
+        (("train", "--dataset", "glyphs", "--novel-classes", "many"), 2, ("must be a whole number or 'auto'", "hint:")),
+        (("train", "--labeled", "here", "--unlabeled", "there"), 3, ("no such folder", "hint: check the path")),
         (("train",), 2, ("error: no images to train on", "hint:")),
         (("train", "--dataset", "cub20"), 2, ("unknown dataset 'cub20'", "did you mean 'cub200'?")),
         (("train", "--dataset", "cub200"), 3, ("dataset 'cub200' is not at", "hint: unpack")),

@@ -34,6 +34,7 @@ def heavy_imports(*arguments: object) -> str:
         ("train", "--help"),
         ("pretrain", "--help"),
         ("compare", "--list"),
+        ("recipes",),
         pytest.param(("doctor",), marks=pytest.mark.slow),
         ("serve", "--repository", "nowhere"),
         ("query", __file__, "--url", "grpc://127.0.0.1:1"),

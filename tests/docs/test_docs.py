@@ -28,7 +28,8 @@ BLOCK = re.compile(
     r"(?:^<!-- (?P<note>[^>]*) -->\n)?^```(?P<kind>[\w-]*)\n(?P<text>.*?)^```$", re.MULTILINE | re.DOTALL
 )
 START = re.compile(r"^<!-- starts from: (\S+) -->$", re.MULTILINE)
-FEW = 12  # blocks that are shown and not run
+README = "../README.md"  # checked like a page of the site
+FEW = 13  # blocks that are shown and not run
 
 
 @dataclass(frozen=True)
@@ -87,7 +88,7 @@ def test_directives_are_filled_in(site: Path) -> None:
     for page in site.rglob("*.html"):
         assert "<p>::: " not in page.read_text(), page
     method = (site / "method.html").read_text()
-    assert method.count('class="codehilite"') >= 30 and method.count("<math") > 40
+    assert method.count('<div class="highlight') >= 30 and method.count("<math") > 40
     assert r"\(" not in method
     python = (site / "reference" / "python.html").read_text()
     names = ("discover", "Run.clusters", "Run.export", "Client.assign", "AsyncClient.connect", "Server.client")
@@ -115,11 +116,11 @@ def test_a_name_that_is_gone_fails_the_build(tmp_path: Path) -> None:
 
 
 def test_blocks_that_are_not_run_are_few_and_say_why() -> None:
-    shown = [(page, block) for page in PAGES for block in blocks(page) if block.kind == "shell"]
+    shown = [(page, block) for page in (*PAGES, README) for block in blocks(page) if block.kind == "shell"]
     assert len(shown) <= FEW
     for page, block in shown:
         assert block.note.startswith("not run: "), (page, block.text)
-    for page in PAGES:
+    for page in (*PAGES, README):
         for block in blocks(page):
             assert block.kind in ("console", "shell", "python", "json"), page
             assert block.kind == "shell" or not re.search("^ncd-serve ", block.text, re.MULTILINE), page
@@ -153,6 +154,8 @@ def run_page(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Run]:
             for command, shown in block.commands() if block.kind == "console" else ():
                 for documented, actual in ports.items():
                     command = command.replace(documented, actual)
+                if page == README and "train" in command:
+                    command += " --dry-run"
                 done = shell(command, folder)
                 expected = re.match(r"exit code (\d+)", block.note)
                 assert done.returncode == int(expected[1] if expected else 0), f"{page}: {command}\n{done.stdout}"
@@ -208,6 +211,20 @@ def after(run_page: Run, tmp_path_factory: pytest.TempPathFactory) -> Callable[[
 def start_of(page: str) -> str | None:
     found = START.search((DOCS / page).read_text())
     return found[1] if found else None
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(1200)
+def test_commands_of_the_readme_work_one_after_another(after: Any, run_page: Run) -> None:
+    """On the letters of a tutorial: `train` makes its plan, the other commands find the newest run by themselves."""
+    needs_server(README)
+    folder = after("tutorials/folders.md")
+    shutil.copytree(folder / "pile", folder / "new")
+    shutil.rmtree(folder / "model_repository")  # which has the model of another run
+    (folder / "names.json").write_text(json.dumps({"clusters": dict.fromkeys("012", {"name": "gull"})}))
+    run_page(README, folder)
+    rows = (folder / "rows.csv").read_text()
+    assert rows.count("\n") == 61 and rows.count(",gull,") == 60
 
 
 RUN = [page for page in PAGES if any(block.kind == "console" for block in blocks(page))]

@@ -128,3 +128,9 @@ def test_serve_stops_when_told_and_leaves_nothing(server: TritonServer, reposito
 def _descendants(pid: int) -> list[int]:
     children = [int(word) for word in Path(f"/proc/{pid}/task/{pid}/children").read_text().split()]
     return children + [deeper for child in children for deeper in _descendants(child)]
+
+
+def test_a_demo_on_own_images_looks_for_them_before_it_starts(server: TritonServer, ncd: Any, tmp_path: Path) -> None:
+    done = ncd("demo", "--images", tmp_path / "known", tmp_path / "pile", "--out", tmp_path / "demo")
+    assert done.returncode == 3 and "no such file or folder" in done.stderr, done.stderr
+    assert list(tmp_path.iterdir()) == []

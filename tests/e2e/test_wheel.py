@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import csv
+import email
 import hashlib
 import shutil
 import subprocess
@@ -13,6 +14,7 @@ from pathlib import Path
 
 import pytest
 
+from ncd_serve import __version__
 from ncd_serve.triton import TritonServer
 
 ROOT = Path(__file__).parents[2]
@@ -21,11 +23,17 @@ KEPT = ROOT / "build" / "wheel-smoke"
 
 
 @pytest.fixture(scope="module")
-def wheel(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def dist(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """What a release uploads: the source distribution, and the wheel that is built from it."""
     folder = tmp_path_factory.mktemp("dist")
-    command = [sys.executable, "-m", "build", "--wheel", "--no-isolation", "--outdir", str(folder), str(ROOT)]
+    command = [sys.executable, "-m", "build", "--no-isolation", "--outdir", str(folder), str(ROOT)]
     subprocess.run(command, check=True, capture_output=True)
-    (built,) = folder.glob("*.whl")
+    return folder
+
+
+@pytest.fixture(scope="module")
+def wheel(dist: Path) -> Path:
+    (built,) = dist.glob("*.whl")
     return built
 
 
@@ -48,6 +56,16 @@ def _pip(*arguments: str) -> None:
 
 def run(*command: object) -> subprocess.CompletedProcess[str]:
     return subprocess.run(list(map(str, command)), capture_output=True, text=True, timeout=60, check=False, cwd="/")
+
+
+def test_a_release_passes_the_checks_of_the_index(dist: Path, wheel: Path) -> None:
+    files = sorted(map(str, dist.iterdir()))
+    checked = run(sys.executable, "-m", "twine", "check", "--strict", *files)
+    assert checked.returncode == 0 and checked.stdout.count("PASSED") == 2, checked.stdout + checked.stderr
+    about = email.message_from_bytes(zipfile.ZipFile(wheel).read(f"ncd_serve-{__version__}.dist-info/METADATA"))
+    assert {"train", "export", "triton", "studio"} <= {*(about.get_all("Provides-Extra") or ())}
+    assert f"version: {__version__}\n" in (ROOT / "CITATION.cff").read_text()
+    assert f"## {__version__} (" in (ROOT / "CHANGELOG.md").read_text()
 
 
 def test_the_wheel_holds_all_three_packages_and_their_data(wheel: Path) -> None:

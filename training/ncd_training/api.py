@@ -19,6 +19,7 @@ from ncd_serve.options import (
     DataRoot,
     Dataset,
     Download,
+    Epochs,
     EstimatorName,
     Labelled,
     ManifestFile,
@@ -74,6 +75,7 @@ def discover(
     weights: Weights = None,
     download: Download = False,
     cache_views: CacheViews = None,
+    epochs: Epochs = None,
     method: str | None = None,
     recipe: Recipe = None,
     config: AnyPath | None = None,
@@ -158,6 +160,13 @@ class Run:
         return headlines(self.summary)
 
     @property
+    def findings(self) -> str:
+        """Line of text about the clusters: their sizes, mean confidence, unusual images and outliers."""
+        from ncd_training.summary.tables import clusters_in_words
+
+        return clusters_in_words(self.path)
+
+    @property
     def clusters(self) -> Any:
         """Table of the clusters, the largest first: id, name, size, confidence, fit, nearest known class.
 
@@ -201,6 +210,10 @@ class Run:
         from ncd_training.run.train import evaluate
 
         setup = self._trained()
+        manifest = setup.manifest
+        scored = manifest.truth is not None or manifest.known_test or manifest.novel_test
+        if self._directory.reference.exists() and self._directory.summary.exists() and not scored:
+            return self.summary  # nothing can be scored, so no image has to be read again
         state = load_state(setup, self._directory.checkpoint)
         return evaluate(setup, state, self._directory, progress=self._progress)
 

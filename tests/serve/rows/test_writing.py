@@ -14,10 +14,11 @@ from PIL import Image
 from rich.console import Console
 
 from ncd_serve.errors import DataError, ServerError, UsageError
+from ncd_serve.prediction import Prediction
 from ncd_serve.progress import Progress
 from ncd_serve.rows.assignment import assign_images
 from ncd_serve.rows.tables import partial_path, read_rows
-from ncd_serve.rows.writing import RowOptions, print_rows, save_rows
+from ncd_serve.rows.writing import RowOptions, Tally, print_rows, save_rows
 from ncd_serve.runners import Answer
 from tests.serve.rows.test_rows import BrightnessRunner
 
@@ -72,7 +73,8 @@ def test_an_interrupted_file_is_resumed_and_each_image_asked_once(photos: list[P
     with pytest.raises(DataError, match="row 1 of"):
         Job(BrightnessRunner()).save(photos[::-1], target, resume=True)
     runner = BrightnessRunner()
-    assert Job(runner).save(photos, target, resume=True) == f"10 rows in {target} (8 from before, 2 ok)"
+    said = Job(runner).save(photos, target, resume=True)
+    assert f"10 rows in {target} (8 from before, 2 ok)" in said and "the new ones: " in said
     assert runner.batches == [2]
     assert [row.path for row in read_rows(str(target))] == list(map(str, photos))
     again = Job(BrightnessRunner())
@@ -117,3 +119,13 @@ def test_arrays_that_are_no_images_are_refused(array: np.ndarray) -> None:  # ty
     with pytest.raises(UsageError, match=r"is uint8 \[height, width, 3\], not") as refused:
         list(assign_images([array], runner=BrightnessRunner()))
     assert refused.value.hint
+
+
+def test_rows_are_summed_up_by_cluster() -> None:
+    tally = Tally()
+    rows = [Prediction("a", "ok", 1, "gull", fit="typical"), Prediction("b", "unsure", 1, "gull", fit="outlier")]
+    rows += [Prediction("c", "ok", 0, "tern", fit="outlier"), Prediction.failed("d", "no image")]
+    assert list(tally.counting(rows)) == rows
+    assert tally.by_cluster() == "gull 2, tern 1; 2 outliers"
+    assert tally.statuses == {"ok": 2, "unsure": 1, "error": 1}
+    assert list(Tally().counting([])) == [] and Tally().by_cluster() == "no image has a cluster; 0 outliers"

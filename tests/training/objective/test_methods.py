@@ -327,7 +327,7 @@ def test_a_method_s_own_settings_are_complete_and_checked() -> None:
     with pytest.raises(UsageError, match=r"unknown config key 'method\.varian'") as caught:
         checked(resolve_config(recipes=["dtc"], overrides={"method.varian": "te"}))
     assert caught.value.hint == "did you mean 'variant'?"
-    with pytest.raises(UsageError, match=r"config method\.memory: Input should be less than 1"):
+    with pytest.raises(UsageError, match=r"method\.memory must be less than 1"):
         checked(resolve_config(recipes=["dtc"], overrides={"method.memory": 2}))
 
 

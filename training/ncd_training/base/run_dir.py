@@ -21,6 +21,7 @@ from safetensors import SafetensorError
 from ncd_serve.errors import DataError, UsageError
 from ncd_serve.files import write_json, write_text
 from ncd_serve.reference import REFERENCE
+from ncd_serve.text import first_problem
 from ncd_training.base.processes import Launch
 from ncd_training.config.resolve import resolve_config
 from ncd_training.config.schema import TrainConfig
@@ -216,7 +217,7 @@ class RunDir:
         try:
             return Summary.model_validate_json(self.summary.read_bytes())
         except ValidationError as error:
-            text = f"{self.summary} is damaged: {error.errors()[0]['msg']}"
+            text = f"{self.summary} is damaged: {first_problem(error)}"
             raise DataError(text, hint=f"rm {self.summary}, then ncd-serve evaluate {self.path}") from None
 
     def write_summary(self, summary: Summary) -> None:

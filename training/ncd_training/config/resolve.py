@@ -12,6 +12,7 @@ from typing import Any, NamedTuple
 from pydantic import ValidationError
 
 from ncd_serve.errors import DataError, UsageError, did_you_mean
+from ncd_serve.text import first_problem
 from ncd_training.config.schema import MethodConfig, TrainConfig
 
 if sys.version_info >= (3, 11):
@@ -22,6 +23,8 @@ else:
 OWN_IMAGES = "own-images"  # recipe of the user's own images, if none is given
 _RENAMED = {"plus": OWN_IMAGES}  # earlier names of recipes
 _PAPER = "paper"  # adds nothing: a dataset's own recipe holds the paper's settings already
+_PAPER_LINE = "The paper's own settings, also for your own images: for a GPU, days on a CPU."
+_FOR_PEOPLE = (OWN_IMAGES, "quick", _PAPER, "joint", "open-world", "released")
 
 
 class Layer(NamedTuple):
@@ -134,6 +137,28 @@ def recipe_text(name: str) -> str:
     return text
 
 
+def listed_recipes() -> dict[str, dict[str, str]]:
+    """Return the recipes with a line about each, in groups: those for people first."""
+    groups: dict[str, dict[str, str]] = {
+        "for your own images": {},
+        "of named datasets": {},
+        "of methods (--method NAME adds them)": {},
+        "parts of others": {},
+    }
+    own, datasets, methods, parts = groups.values()
+    for name in _FOR_PEOPLE:
+        own[name] = _PAPER_LINE if name == _PAPER else _first_line(name)
+    for name in (name for name in recipe_names() if name not in own):
+        settings = tomllib.loads(recipe_text(name))
+        is_dataset, is_method = "dataset" in settings.get("data", {}), "name" in settings.get("method", {})
+        (datasets if is_dataset else methods if is_method else parts)[name] = _first_line(name)
+    return groups
+
+
+def _first_line(recipe: str) -> str:
+    return recipe_text(recipe).partition("\n")[0].removeprefix("# ")
+
+
 def method_recipes(method: str) -> list[str]:
     """Return the recipes that `--method` adds to a dataset's recipe; the paper's own method adds none."""
     if method not in method_names():
@@ -210,10 +235,10 @@ def explained(error: ValidationError, model: Any, *sections: str) -> UsageError:
     first = error.errors()[0]
     key = ".".join(map(str, (*sections, *first["loc"])[:2]))  # deeper levels are parts of a value
     if not key:
-        text = first["msg"].removeprefix("Value error, ")
-        return UsageError(text, hint="`ncd-serve config show` lists all settings and their origins")
+        return UsageError(first_problem(error), hint="`ncd-serve config show` lists all settings and their origins")
     if first["type"] != "extra_forbidden":
-        return UsageError(f"config {key}: {first['msg']}", hint=f"change its value, which is {first.get('input')!r}")
+        text = first_problem(error, levels=2 - len(sections))
+        return UsageError(".".join((*sections, text)), hint=f"change its value, which is {first.get('input')!r}")
     *parents, unknown = (str(part) for part in first["loc"])
     fields = model.model_fields
     for parent in parents:

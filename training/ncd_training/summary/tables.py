@@ -18,6 +18,7 @@ from ncd_training.summary.figures import PAIRS, QUALITY, TERMS, EpochRow, curves
 from ncd_training.summary.plots import COLOURS, Picture, draw_group
 
 _MAX_LEGEND_ENTRIES = 12
+_MAX_SIZES = 12
 
 
 class RowList(list[dict[str, Any]]):
@@ -37,6 +38,17 @@ def as_table(rows: Sequence[Mapping[str, Any]]) -> Any:
     except ModuleNotFoundError:
         return RowList(dict(row) for row in rows)
     return DataFrame(list(rows))
+
+
+def clusters_in_words(run: Path) -> str:
+    """Return a line about the clusters of a finished run, e.g. `3 clusters of 20, 20, 18 images; ...`."""
+    clusters, _ = describe_clusters(read_run(run))
+    sizes = sorted((cluster.count for cluster in clusters), reverse=True)
+    shown = ", ".join(map(str, sizes)) if len(sizes) <= _MAX_SIZES else f"{sizes[0]} to {sizes[-1]}"
+    confidence = sum(cluster.count * cluster.confidence for cluster in clusters) / max(sum(sizes), 1)
+    fits = [sum(cluster.fits[number] for cluster in clusters if cluster.fits) for number in range(len(FITS))]
+    odd = f"{fits[FITS.index('unusual')]} unusual, {fits[FITS.index('outlier')]} outliers"
+    return f"{len(sizes)} cluster{'s' * (len(sizes) != 1)} of {shown} images; mean confidence {confidence:.2f}; {odd}"
 
 
 def clusters_table(run: Path) -> Any:
