@@ -149,7 +149,18 @@ class Desk:
 
 def _empty() -> dict[str, Any]:
     """Return the data of a page without clusters."""
-    lists = ("defaults", "junk", "corrected", "sheets", "missing", "fits", "clusters", "questions", "failures")
+    lists = (
+        "defaults",
+        "junk",
+        "corrected",
+        "sheets",
+        "missing",
+        "fits",
+        "clusters",
+        "questions",
+        "failures",
+        "verdict",
+    )
     columns = ("path", "confidence", "central", "classes")
     return {
         **{name: [] for name in lists},
