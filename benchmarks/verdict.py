@@ -185,8 +185,8 @@ def draw(results: list[Result], target: Path) -> None:
     axes.plot([0, 1], [0, 1], color="0.75", linewidth=1)
     pairs = [*zip(results, left_out(results), strict=True)]
     for name, marker in zip(SOURCES, "osD", strict=True):
-        points = [(guess, result.acc) for result, guess in pairs if result.data == name]
-        axes.scatter(*np.array(points).reshape(-1, 2).T, marker=marker, s=34, alpha=0.8, label=name)
+        points = np.array([(guess, result.acc) for result, guess in pairs if result.data == name]).reshape(-1, 2)
+        axes.scatter(points[:, 0], points[:, 1], marker=marker, s=34, alpha=0.8, label=name)
     axes.set(xlim=(0, 1), ylim=(0, 1), xlabel="expected ACC, coefficients from the other datasets", ylabel="true ACC")
     axes.legend(frameon=False, loc="upper left")
     axes.spines[["top", "right"]].set_visible(False)
