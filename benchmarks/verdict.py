@@ -1,8 +1,9 @@
 """Verdict without labels against the truth, on good and bad runs of letters, CIFAR-10 and CUB images.
 
-    .venv/bin/python benchmarks/verdict.py [--data letters cifar10 cub] [--splits 2] [--out build/verdict] [--plot FILE]
+    .venv/bin/python benchmarks/verdict.py [--data letters cifar10 cub] [--splits N] [--out build/verdict] [--plot FILE]
 
-Small runs: classes are drawn by split, half of the variants are bad on purpose. Finished runs in --out are kept.
+Small runs: classes are drawn by split, half of the variants are bad on purpose. Finished runs in --out are kept. Splits
+after the first are fresh: the formula was chosen on the first one.
 `expected` is the ACC that `train` prints. `left out` is the same formula with coefficients from the runs of the other
 two datasets. Rank correlations (Spearman) and mean errors of both end the table; so do coefficients from all runs of
 split 0, which `score/verdict.py` has. True classes score, and nothing else.
@@ -165,7 +166,7 @@ def show(results: list[Result]) -> None:
         table.add_row(result.data, str(result.split), result.variant, *figures)
     console.print(table)
     expected = np.array([result.expected for result in results])
-    fresh = np.array([result.split > 0 for result in results])  # the formula was chosen on split 0
+    fresh = np.array([result.split > 0 for result in results])
     for name, guesses in (("expected", expected), ("left out", np.array(predicted))):
         console.print(f"{name}: {_fit_line(guesses, true)}")
         if fresh.sum() > 2:
@@ -197,7 +198,7 @@ def main() -> None:
     """Train missing runs, print all figures, draw the picture."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--data", nargs="+", choices=SOURCES, default=[*SOURCES])
-    parser.add_argument("--splits", type=int, default=2)
+    parser.add_argument("--splits", type=int, default=1)
     parser.add_argument("--out", type=Path, default=Path("build/verdict"))
     parser.add_argument("--plot", type=Path)
     options = parser.parse_args()

@@ -268,7 +268,9 @@ def test_a_lasso_selects_and_a_question_is_answered(browser: Chrome) -> None:
     assert not find(browser, "#selection").is_displayed()
     if find(browser, "#questions").is_displayed():
         open_before = int(words(browser, "#question .count").split()[0])
-        find(browser, "#question .side").click()
+        like = browser.find_elements(By.CSS_SELECTOR, "#question .answers .plain")
+        find(browser, "#question .side:last-child").click()
+        assert len(browser.find_elements(By.CSS_SELECTOR, "#question .effect button")) == len(like)
         left = browser.find_elements(By.CSS_SELECTOR, "#question .count")
         assert not find(browser, "#questions").is_displayed() or int(left[0].text.split()[0]) == open_before - 1
         find(browser, "#undo").click()

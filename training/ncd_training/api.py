@@ -165,7 +165,7 @@ class Run:
         """
         from ncd_serve.gallery.read import read_run
 
-        return read_run(self.path).verdict
+        return read_run(self.path).verdict if self.summary.verdict else []
 
     @property
     def clusters(self) -> Any:
