@@ -142,7 +142,8 @@ def measured(name: str, split: int, variant: str, out: Path) -> Result:
     known = TYPICAL_KNOWN_SCORE if verdict.known_score is None else verdict.known_score
     acc = summary.scores["unlabelled-train"].acc
     console.print(f"{folder.name}: ACC {acc:.3f}, {'; '.join(verdict.sentences())}", soft_wrap=True, highlight=False)
-    return Result(name, split, variant, acc, verdict.expected, verdict.silhouette, known)
+    expected = expected_accuracy(verdict.silhouette, known)
+    return Result(name, split, variant, acc, expected, verdict.silhouette, known)
 
 
 def fitted(results: list[Result]) -> Weights:

@@ -24,7 +24,7 @@ function effectOf(to, { image, like }) {
   } }, `Move ${it}, too`));
 }
 
-function answer(question, to) {
+function decide(question, to) {
   effect = effectOf(to, question);
   moveImages([question.image], to);
 }
@@ -40,7 +40,7 @@ function askNext() {
   const own = modelClusterOf[image].id;
   const picture = make("button", { type: "button", class: "tile large", "data-image": image, "aria-label": `Open ${images.path[image]}` });
   paint(picture, image);
-  const side = (id) => make("button", { type: "button", class: "side", "data-cluster": id, click: () => answer(question, id) },
+  const side = (id) => make("button", { type: "button", class: "side", "data-cluster": id, click: () => decide(question, id) },
     make("span", {}, makeMark(byId.get(id)), make("b", {}, nameOf(id))),
     make("span", { class: "tiles" }, ...byId.get(id).own.slice(0, 4).map(makePicture)));
   const others = make("button", { type: "button", class: "plain", click: () => {
@@ -50,7 +50,7 @@ function askNext() {
   return $("question").replaceChildren(picture, make("div", { class: "ask" },
     make("div", { class: "sides" }, side(own), side(other)),
     make("div", { class: "answers" },
-      make("button", { type: "button", click: () => { clusterFor(WRONG); answer(question, WRONG); } }, "Neither"),
+      make("button", { type: "button", click: () => { clusterFor(WRONG); decide(question, WRONG); } }, "Neither"),
       make("button", { type: "button", click: () => { asked += 1; askNext(); } }, "Skip"),
       like.length ? make("span", { class: "muted" }, `${counted(like.length, "more image")} between these two`) : null,
       like.length ? others : null,
