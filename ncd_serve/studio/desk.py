@@ -170,18 +170,7 @@ class Desk:
 
 def _empty() -> dict[str, Any]:
     """Return the data of a page without clusters."""
-    lists = (
-        "defaults",
-        "junk",
-        "corrected",
-        "sheets",
-        "missing",
-        "fits",
-        "clusters",
-        "questions",
-        "failures",
-        "verdict",
-    )
+    lists = ("defaults", "junk", "corrected", "sheets", "missing", "fits", "clusters", "questions", "failures")
     columns = ("path", "confidence", "central", "classes")
     return {
         **{name: [] for name in lists},
@@ -189,6 +178,7 @@ def _empty() -> dict[str, Any]:
         **dict.fromkeys(("bundle", "checkpoint", "root", "confusion")),
         **dict.fromkeys(("total", "fixed", "failed"), 0),
         "title": "studio",
+        "verdict": [],
         "kind": "run",
         "source": "",
         "version": __version__,

@@ -41,7 +41,7 @@ class Weights(NamedTuple):
     known_score: float
 
 
-# Least squares on split 0 of benchmarks/verdict.py, 23 runs; docs/benchmarks/verdict.md has scores on other data.
+# Least squares on 23 runs, split 0 of benchmarks/verdict.py; docs/benchmarks/verdict.md has figures on data left out.
 WEIGHTS = Weights(0.19, 1.44, 0.10)
 TYPICAL_KNOWN_SCORE = 0.65  # mean of these runs, where there are too few known classes to hold some back
 
