@@ -28,10 +28,12 @@ def evaluate(
         from ncd_training.summary.figures import score_tables
 
         run = run_or_newest(run)
-        summary = open_run(run, progress=progress).evaluate()
+        opened = open_run(run, progress=progress)
+        summary = opened.evaluate()
     if as_json:
         out.print_json(json.dumps(summary.as_json()))
     elif not summary.scores:
+        out.print(*opened.verdict, sep="\n", highlight=False, markup=False, soft_wrap=True)
         out.print(
             f"the unlabelled images have no true labels, so there is nothing to score; look at the clusters: "
             f"ncd-serve gallery {run}, and at {run / 'report.html'}",

@@ -110,6 +110,8 @@ def train(
             run = api.discover(**given, settings=settings, out=folder, progress=progress)
         for line in (*run.headlines, run.findings):
             out.print(line, highlight=False)
+        if run.verdict:
+            out.print(f"without labels: {'; '.join(run.verdict)}", highlight=False, markup=False, soft_wrap=True)
         out.print(
             f"run directory: [bold]{run.path}[/bold], see report.html there\n"
             f"next: ncd-serve gallery {run.path}, ncd-serve export {run.path}",

@@ -59,6 +59,7 @@ class Collection:
     truth: list[str] = field(default_factory=list)  # true classes, only for reports; empty if not known
     matched: list[str] = field(default_factory=list)  # [C] the true class of each cluster, "" for none; or empty
     failures: list[tuple[str, str]] = field(default_factory=list)  # images without a cluster, and why
+    verdict: list[str] = field(default_factory=list)  # in words, the most important first; empty if there is none
 
     @property
     def total(self) -> int:

@@ -87,6 +87,7 @@ def page_data(shown: Collection, layout: Layout, *, missing: Sequence[int], titl
         "fixed": naming.fixed,
         **naming_data(shown, order),
         "total": shown.total,
+        "verdict": shown.verdict,
         "map": layout.kind.value,
         "embedded": shown.embeddings is not None,
         "columns": COLUMNS,

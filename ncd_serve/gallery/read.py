@@ -18,6 +18,7 @@ from ncd_serve.naming import cluster_states, default_names, known_clusters
 from ncd_serve.progress import SILENT, Progress
 from ncd_serve.reference import MAX_IMAGES, REFERENCE, Reference
 from ncd_serve.rows.tables import read_rows
+from ncd_serve.verdict import read_verdict
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -62,7 +63,13 @@ def read_run(run: Path, images: Path | None = None) -> Collection:
         exported = Bundle.read(run / "bundle")
         if exported.manifest.checkpoint == reference.checkpoint:
             naming = naming_of(exported)
-    return _of_reference(reference, naming, run, images)
+    return replace(_of_reference(reference, naming, run, images), verdict=_verdict_of(run, naming))
+
+
+def _verdict_of(run: Path, naming: GivenNames) -> list[str]:
+    """Return the verdict on a run in words, with the names of its clusters."""
+    verdict, names = read_verdict(run), dict(enumerate(naming.labels))
+    return verdict.sentences(lambda number: names.get(number, f"cluster {number}")) if verdict else []
 
 
 def naming_of(bundle: Bundle) -> GivenNames:

@@ -40,7 +40,7 @@ HEADERS = {
     "Referrer-Policy": "no-referrer",
     "Cross-Origin-Resource-Policy": "same-origin",
 }
-STUDIO_SCRIPTS = ("api", "split", "new_images", "training", "serving", "studio")
+STUDIO_SCRIPTS = ("api", "split", "new_images", "round", "training", "serving", "studio")
 _MAX_JSON_BYTES, _MAX_IMAGE_BYTES = 16 << 20, 64 << 20
 _KEPT = {"Cache-Control": "private, max-age=86400"}
 Handler = Callable[[Request], Awaitable[Response]]
@@ -102,6 +102,7 @@ def make_app(desk: Desk, *, token: str, hosts: frozenset[str], cookie: str) -> S
         Route("/api/apply", _answering(_apply, desk), methods=["POST"]),
         Route("/api/split", _answering(_split, desk), methods=["POST"]),
         Route("/api/category", _answering(_category, desk), methods=["POST"]),
+        Route("/api/round", _answering(_round, desk), methods=["GET", "POST"]),
         Route("/api/open", _answering(_open, desk), methods=["POST"]),
         Route("/api/training", _answering(_training, desk)),
         Route("/api/training/{action}", _answering(_train, desk), methods=["POST"]),
@@ -240,6 +241,10 @@ async def _category(request: Request, desk: Desk) -> Response:
     content = await _body(request, _MAX_IMAGE_BYTES)
     names = (request.query_params.get("category", ""), request.query_params.get("name", ""))
     return JSONResponse({"path": await run_in_threadpool(desk.keep_image, content, *names)})
+
+
+async def _round(request: Request, desk: Desk) -> Response:
+    return JSONResponse(await run_in_threadpool(desk.next_round if request.method == "POST" else desk.waiting))
 
 
 async def _open(request: Request, desk: Desk) -> Response:

@@ -18,6 +18,7 @@ from pydantic import BaseModel, ConfigDict, Field
 from ncd_serve.errors import DataError, NcdError, UsageError
 from ncd_serve.places import FORMING
 from ncd_serve.reference import REFERENCE
+from ncd_serve.verdict import read_verdict
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -123,12 +124,14 @@ class Training:
         text = self.log.read_text(errors="replace")
         state = "running" if code is None else "finished" if finished else "stopped" if code == 130 else "failed"
         error = error_in(text, code) if state == "failed" and code is not None else None
+        verdict = read_verdict(self.run) if finished else None
         return {
             "run": str(self.run),
             "state": state,
             "lines": text.strip().splitlines()[-_LINES:],
             "epochs": _json_lines(self.run / _METRICS),
             "forming": _read_json(self.run / FORMING),
+            "verdict": verdict.sentences() if verdict else [],
             "error": str(error) if error else None,
             "hint": error.hint if error else None,
         }

@@ -10,6 +10,7 @@ from threading import Lock
 from typing import TYPE_CHECKING, Any
 
 from ncd_serve import __version__
+from ncd_serve.bundle import Bundle
 from ncd_serve.errors import DataError, UsageError
 from ncd_serve.files import atomic_path
 from ncd_serve.gallery.thumbnails import COLUMNS, draw_sheet
@@ -17,6 +18,7 @@ from ncd_serve.inputs.images import is_image
 from ncd_serve.preprocess import open_image
 from ncd_serve.studio.commands import Training, TrainingForm, run_command
 from ncd_serve.studio.project import Project
+from ncd_serve.studio.rounds import changes, next_round, waiting
 from ncd_serve.studio.serving import serving_state, start_serving, stop_serving
 from ncd_serve.text import check_name
 
@@ -89,6 +91,25 @@ class Desk:
             temporary.write_bytes(content)
         return str(target)
 
+    def waiting(self) -> dict[str, Any]:
+        """Return the categories that wait for the next round."""
+        if self.opened is None or self.opened.bundle is None:
+            return {"ready": {}, "too_small": []}
+        return waiting(Bundle.read(self.opened.bundle), self.opened.new_categories)
+
+    def next_round(self) -> dict[str, Any]:
+        """Make clusters of the waiting categories, open the next generation, and return what changed."""
+        with self._lock:
+            if self.project.bundle is None:
+                raise DataError("the model was not exported yet", hint="apply a change first")
+            before = Bundle.read(self.project.bundle)
+            folder = next_round(before, self.project.new_categories, progress=self.progress)
+            self.opened = Project(folder, progress=self.progress)
+        after = Bundle.read(folder)
+        added = len(after.manifest.cluster_names) - len(before.manifest.cluster_names)
+        facts = {"bundle": str(folder), "generation": after.manifest.generation, "added": added}
+        return facts | {"changes": changes(after)}
+
     def plan(self, form: TrainingForm) -> str:
         """Return what `train --dry-run` says."""
         return run_command("train", *form.arguments(), "--dry-run")
@@ -157,6 +178,7 @@ def _empty() -> dict[str, Any]:
         **dict.fromkeys(("bundle", "checkpoint", "root", "confusion")),
         **dict.fromkeys(("total", "fixed", "failed"), 0),
         "title": "studio",
+        "verdict": [],
         "kind": "run",
         "source": "",
         "version": __version__,

@@ -13,6 +13,7 @@ import uvicorn
 
 from ncd_serve.bundle import MANIFEST
 from ncd_serve.contract import checked_token
+from ncd_serve.discovery.history import newest_generation
 from ncd_serve.errors import DataError, ServerError
 from ncd_serve.places import newest_run
 from ncd_serve.reference import REFERENCE
@@ -71,6 +72,11 @@ def open_desk(source: Path | None, *, address: str, token: str, progress: Progre
             return desk
     if not source.is_dir():
         raise DataError(f"no such folder: {source}", hint="give a run, a bundle or a folder of images")
+    if (source / "bundle" / MANIFEST).is_file():
+        newest = newest_generation(source / "bundle")
+        if newest != source / "bundle":
+            source = newest
+            progress.say(f"its newest generation: {source}")
     if (source / MANIFEST).is_file() or (source / REFERENCE).is_file():
         desk.opened = Project(source, progress=progress)
     elif (source / "config.toml").is_file():

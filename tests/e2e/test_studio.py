@@ -194,7 +194,7 @@ def test_a_name_typed_reaches_the_answers_of_a_real_triton(
         wait(browser, lambda: "No server runs" in find(browser, "#serving-words").text, 90)
 
 
-def test_moved_images_and_a_split_survive_reload_and_restart(browser: Chrome, place: Path) -> None:
+def test_moved_images_and_a_split_survive_reload_restart_and_the_next_round(browser: Chrome, place: Path) -> None:
     first, second = cards(browser)[:2]
     (ActionChains(browser).key_down(Keys.CONTROL).click(tiles(browser, first)[0]).key_up(Keys.CONTROL)).perform()
     tiles(browser, first)[1].click()
@@ -215,6 +215,9 @@ def test_moved_images_and_a_split_survive_reload_and_restart(browser: Chrome, pl
     find(browser, ".split-yes").click()
     made = [card for card in cards(browser) if card.isdigit() and int(card) >= 5]
     assert len(cards(browser)) > before and made
+    ActionChains(browser).key_down(Keys.CONTROL).click(tiles(browser, first)[0]).key_up(Keys.CONTROL).perform()
+    press(browser, "v")  # a category of one image would wait for more
+    find(browser, f"#choose-list [data-cluster='{made[0]}']").click()
     find(browser, f"#cluster-{made[0]} .name").send_keys("tern")
     browser.refresh()
     assert find(browser, f"#cluster-{made[0]} .name").get_property("value") == "tern"  # kept by the browser
@@ -226,7 +229,28 @@ def test_moved_images_and_a_split_survive_reload_and_restart(browser: Chrome, pl
         browser.get(f"http://{restarted}/?token={TOKEN}")
         assert find(browser, f"#cluster-{made[0]} .name").get_property("value") == "tern"
         assert find(browser, "#cluster-wrong").is_displayed() and find(browser, "#unsaved").text == ""
+        next_round(browser)
         assert console_errors(browser) == [] and remote_requests(browser)
+    grown = Bundle.read(place / "bundle-2").manifest
+    assert grown.cluster_names[:5] == manifest.cluster_names and "tern" in grown.cluster_names[5:]
+    assert list(grown.images.values()).count(int(second)) == list(manifest.images.values()).count(int(second))
+
+
+def next_round(browser: Chrome) -> None:
+    """Make clusters of the categories that wait, and look at them."""
+    find(browser, "#tab-new").click()
+    wait(browser, lambda: find(browser, "#round-start").is_displayed())
+    assert "tern" in words(browser, "#round-words")
+    find(browser, "#round-start").click()
+    wait(browser, lambda: find(browser, "#round-open").is_displayed())
+    added = [row.text for row in browser.find_elements(By.CSS_SELECTOR, "#round-changes tr.new")]
+    assert any("tern" in row for row in added) and len(browser.find_elements(By.CSS_SELECTOR, "#round-changes tr")) > 5
+    find(browser, "#round-open").click()
+    wait(
+        browser,
+        lambda: "tern" in [each.get_property("value") for each in browser.find_elements(By.CSS_SELECTOR, ".name")],
+    )
+    assert find(browser, "#cluster-wrong").is_displayed()
 
 
 def test_a_lasso_selects_and_a_question_is_answered(browser: Chrome) -> None:
@@ -244,9 +268,11 @@ def test_a_lasso_selects_and_a_question_is_answered(browser: Chrome) -> None:
     assert not find(browser, "#selection").is_displayed()
     if find(browser, "#questions").is_displayed():
         open_before = int(words(browser, "#question .count").split()[0])
-        find(browser, "#question .side").click()
+        like = browser.find_elements(By.CSS_SELECTOR, "#question .answers .plain")
+        find(browser, "#question .side:last-child").click()
+        assert len(browser.find_elements(By.CSS_SELECTOR, "#question .effect button")) == len(like)
         left = browser.find_elements(By.CSS_SELECTOR, "#question .count")
-        assert not find(browser, "#questions").is_displayed() or int(left[0].text.split()[0]) == open_before - 1
+        assert (int(left[0].text.split()[0]) if left else 0) == open_before - 1
         find(browser, "#undo").click()
 
 

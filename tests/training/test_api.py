@@ -67,6 +67,8 @@ def test_two_folders_to_clusters(folders: dict[str, str], settings: dict[str, An
     assert list(run.metrics["epoch"]) == [1, 2]
     assert run.plot()._repr_png_().startswith(b"\x89PNG")
     assert run.headlines == [] and run.summary.scores == {}
+    assert run.verdict[0].startswith("expect about ") and run.summary.verdict is not None
+    assert run.verdict[0] in (run.path / "report.html").read_text()
     again = open_run(tmp_path / "run", progress=False)
     assert again.clusters.equals(run.clusters) and again.gallery().read_text().startswith("<!doctype html>")
 

@@ -167,6 +167,16 @@ class Run:
         return clusters_in_words(self.path)
 
     @property
+    def verdict(self) -> list[str]:
+        """Sentences about the quality of the clusters, from measures that need no true labels; empty if there are none.
+
+        `summary.verdict` has the measures.
+        """
+        from ncd_serve.gallery.read import read_run
+
+        return read_run(self.path).verdict if self.summary.verdict else []
+
+    @property
     def clusters(self) -> Any:
         """Table of the clusters, the largest first: id, name, size, confidence, fit, nearest known class.
 

@@ -35,6 +35,7 @@ function make(tag, properties = {}, ...children) {
 }
 
 const grouped = (count) => count.toLocaleString("en");
+const inWords = ([first, ...others]) => `${first[0].toUpperCase()}${first.slice(1)}: ${others.join("; ")}.`; // of a verdict
 const counted = (count, noun) => `${grouped(count)} ${noun}${count === 1 ? "" : "s"}`;
 // Whole numbers, but neither 0 nor 100 % of what is not quite that.
 function percent(share) {

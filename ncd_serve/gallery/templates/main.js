@@ -34,7 +34,8 @@ function makeNotes() {
     gone && `${counted(gone, "image")} could not be read and ${is(gone)} grey. Moved? --images DIR`,
     empty && data.kind !== "rows" && `${counted(empty, "cluster")} without an image ${is(empty)} not shown.`,
   ];
-  $("notes").replaceChildren(...notes.filter(Boolean).map((note) => make("p", { class: "note" }, note)));
+  const verdict = data.verdict.length ? make("p", { id: "verdict" }, inWords(data.verdict)) : "";
+  $("notes").replaceChildren(verdict, ...notes.filter(Boolean).map((note) => make("p", { class: "note" }, note)));
 }
 
 function makeOutliers() {

@@ -1,5 +1,5 @@
 // Tabs of the studio. What can change by itself is asked for while its tab is shown.
-const TABS = { clusters: null, new: null, training: watchTraining, serving: watchServing };
+const TABS = { clusters: null, new: watchRound, training: watchTraining, serving: watchServing };
 const WATCH_SECONDS = 1.5;
 let tab = "clusters";
 
@@ -37,6 +37,7 @@ live.start = () => {
   $("clusters-panel").setAttribute("role", "tabpanel");
   $("clusters-panel").setAttribute("aria-labelledby", "tab-clusters");
   makeNewImages();
+  makeRound();
   makeTraining();
   makeServing();
   const tabOfAddress = () => Object.keys(TABS).find((name) => location.hash === `#${name}`);

@@ -55,13 +55,14 @@ const STATES = {
   running: "is being trained", finished: "is trained", stopped: "was stopped, and can be resumed", failed: "has failed",
 };
 
-function showTraining({ state, run, lines, epochs, forming, error, hint }) {
+function showTraining({ state, run, lines, epochs, forming, verdict = [], error, hint }) {
   $("training-state").hidden = state === "none";
   if (state === "none") return;
   shownRun = run;
   const going = state === "running";
   $("training-title").textContent = `${run} ${STATES[state]}`;
   $("training-words").textContent = error ? [error, hint].filter(Boolean).join(". ")
+    : verdict.length ? inWords(verdict)
     : going && !epochs.length ? "Preparing: images are read, features computed…" : epochs.length ? `epoch ${epochs.length}` : "";
   $("training-stop").hidden = !going;
   $("training-resume").hidden = state !== "stopped" && state !== "failed";

@@ -335,3 +335,21 @@ def test_questions_are_about_images_between_two_clusters() -> None:
     assert {question["image"], *question["like"]} == {order.index(8), order.index(9)} and question["other"] == 1
     assert find_questions(replace(shown, kind="rows"), order) == []
     assert find_questions(replace(shown, cluster_ids=np.zeros(20, np.int64)), order) == []
+
+
+def test_a_run_without_known_classes_is_shown(run: Path, tmp_path: Path) -> None:
+    folder = shutil.copytree(run, tmp_path / "run")
+    found = Reference.read(run / REFERENCE)
+    replace(found, known_classes=[], known_ids=np.zeros_like(found.known_ids)).write(folder / REFERENCE)
+    data = data_of(build_gallery(read_source(folder), tmp_path / "page.html", kind=MapKind.NONE).path)
+    assert [cluster["known"] for cluster in data["clusters"]] == [None] * 3
+    assert data["verdict"] == [], "a run of an older version has none"
+
+
+def test_a_verdict_is_shown_with_names(run: Path, tmp_path: Path) -> None:
+    folder = shutil.copytree(run, tmp_path / "run")
+    verdict = {"images": 24, "clusters": 3, "expected": 0.81, "silhouette": 0.1, "agreement": 0.9, "alike": [[0, 7]]}
+    (folder / "summary.json").write_text(json.dumps({"verdict": verdict}))
+    data = data_of(build_gallery(read_source(folder), tmp_path / "page.html", kind=MapKind.NONE).path)
+    assert data["verdict"][0] == "expect about 8 of 10 images in the right cluster"
+    assert data["verdict"][2] == "cluster-0 and cluster 7 look like one", "an id that the run does not have is a number"

@@ -37,7 +37,9 @@ def test_maps_are_torchs(name: str, resolution: int) -> None:
 
 
 @pytest.mark.slow
-def test_changed_weights_are_noticed_and_equal_ones_share_a_session(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_other_weights_or_sizes_are_noticed_and_equal_ones_share_a_session(monkeypatch: pytest.MonkeyPatch) -> None:
+    trunk, images = in_onnx("small_resnet", 48)
+    assert_torchs(trunk, images)
     trunk, images = in_onnx("small_resnet", 32)
     assert_torchs(trunk, images)
     with torch.no_grad():

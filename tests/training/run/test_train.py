@@ -86,6 +86,7 @@ def test_novel_labels_never_reach_training(
     monkeypatch.setattr(setup, "load_manifest", lambda *a, **k: replace(load(*a, **k), truth=None, novel_test=()))
     hidden = train(config, tmp_path / "hidden")
     assert "unlabelled-train" not in hidden.read_summary().scores
+    assert hidden.read_summary().verdict == seen.read_summary().verdict is not None
     told = {
         "acc",
         "nmi",

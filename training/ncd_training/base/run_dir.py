@@ -22,6 +22,7 @@ from ncd_serve.errors import DataError, UsageError
 from ncd_serve.files import write_json, write_text
 from ncd_serve.reference import REFERENCE
 from ncd_serve.text import first_problem
+from ncd_serve.verdict import SUMMARY, Verdict
 from ncd_training.base.processes import Launch
 from ncd_training.config.resolve import resolve_config
 from ncd_training.config.schema import TrainConfig
@@ -208,7 +209,7 @@ class RunDir:
     @property
     def summary(self) -> Path:
         """Final scores by split, and the baselines."""
-        return self.path / "summary.json"
+        return self.path / SUMMARY
 
     def read_summary(self) -> Summary:
         """Read the baselines and scores so far."""
@@ -308,13 +309,14 @@ class InitialWeights(_Record):
 
 
 class Summary(_Record):
-    """Final scores of a run, each by the name of a baseline, a split or a branch."""
+    """Final scores of a run, each by the name of a baseline, a split or a branch, and the verdict without labels."""
 
     weights: InitialWeights | None = None
     baselines: dict[str, Score] = {}
     method: str | None = None  # None: not evaluated yet
     scores: dict[str, Score] = {}
     pseudo_labels: dict[str, dict[str, float]] = {}
+    verdict: Verdict | None = None  # None: not evaluated yet, by an older version, or diverged
 
     def as_json(self) -> dict[str, Any]:
         """Return the content of summary.json: baselines and scores always, other fields only if set."""

@@ -63,10 +63,11 @@ class OnnxTrunk:
         version = sum(tensor._version for tensor in trunk.state_dict().values())  # counts changes in place
         if version != self._version:
             self._digest, self._version = weights_digest(trunk), version
-        if self._digest not in _sessions():
+        key = f"{self._digest} {self._resolution}"
+        if key not in _sessions():
             _sessions().clear()
-            _sessions()[self._digest] = self._made(trunk)
-        return _sessions()[self._digest]
+            _sessions()[key] = self._made(trunk)
+        return _sessions()[key]
 
     def _made(self, trunk: Trunk) -> Session:
         with TemporaryDirectory() as scratch:
@@ -88,7 +89,7 @@ def weights_digest(trunk: Trunk) -> str:
 
 @cache
 def _sessions() -> dict[str, Session]:
-    """Return the cache of the newest session by its weights: a run builds its model several times with one trunk."""
+    """Return the cache of the newest session, by weights and resolution: a run builds a trunk several times."""
     return {}
 
 

@@ -26,6 +26,7 @@ from ncd_training.run.monitor import Monitor
 from ncd_training.run.plan import announce_cost, device_name, expected_cost, measure_step, plan_lines
 from ncd_training.run.step import TrainState, build_state, load_state, train_epoch
 from ncd_training.score.reference import embed_labelled, to_reference
+from ncd_training.score.verdict import judge
 from ncd_training.summary.live import EpochDisplay, RunLog, tensorboard
 from ncd_training.summary.page import write_report
 from ncd_training.summary.plots import CurvePlots, draw_curves
@@ -79,7 +80,7 @@ def dry_run(setup: Setup, *, progress: Progress) -> None:
 
 
 def evaluate(setup: Setup, state: TrainState, run: RunDir, *, progress: Progress) -> Summary:
-    """Score every split that has true classes; write scores and the model's outputs to the run directory."""
+    """Score every split that has true classes, judge the clusters without them; write both and the model's outputs."""
     monitor = Monitor(setup, run.plots, progress)
     summary, outputs = monitor.at_the_end(state, run.read_summary())
     open_world = setup.config.model.heads == "open_world"
@@ -89,6 +90,7 @@ def evaluate(setup: Setup, state: TrainState, run: RunDir, *, progress: Progress
         outputs, labelled, setup.manifest, checkpoint=run.checkpoint, clusters_are_classes=open_world
     )
     reference.write(run.reference)
+    summary = summary.model_copy(update={"verdict": judge(outputs, labelled, seed=setup.config.optim.seed)})
     run.write_summary(summary)
     write_report(setup, run, epoch=state.epoch, scored=True)
     return summary

@@ -145,7 +145,7 @@ def render_report(setup: Setup, run: RunDir, *, epoch: int, scored: bool) -> str
     """Return the page as HTML. Figures that are not known are stated to be missing."""
     rows, summary = run.read_metrics()[:epoch], run.read_summary()
     if not scored:  # scores in the summary may belong to an earlier state
-        summary = summary.model_copy(update={"scores": {}, "pseudo_labels": {}})
+        summary = summary.model_copy(update={"scores": {}, "pseudo_labels": {}, "verdict": None})
     reference = Reference.read(run.reference) if scored and run.reference.exists() else None
     sizes = reference.counts.tolist() if reference else []
     facts = json.loads(run.environment.read_text()) if run.environment.exists() else {}
@@ -160,6 +160,8 @@ def render_report(setup: Setup, run: RunDir, *, epoch: int, scored: bool) -> str
         run=run.path.absolute(),
         tiles=tiles(summary, rows, reference),
         found=found_clusters(run.path) if reference else [],
+        verdict=summary.verdict,
+        sentences=read_run(run.path).verdict if reference and summary.verdict else [],
         splits=split_uses(setup.manifest),
         stages=stages_before(setup.config),
         weights=initial_weights(setup.config, summary),

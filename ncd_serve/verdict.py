@@ -1,0 +1,55 @@
+"""Verdict on a clustering of images whose true classes nobody knows: what was measured, in words first."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
+
+SUMMARY = "summary.json"  # in a run
+_MAX_NAMED = 3  # pairs of clusters that a sentence names; the others are counted
+
+
+class Verdict(BaseModel):
+    """Measures of a clustering that need no true labels, and the ACC that they let expect."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    images: int = Field(ge=1)
+    clusters: int = Field(ge=1)  # that have images
+    expected: float = Field(ge=0, le=1)  # ACC
+    silhouette: float  # mean over the images, in the geometry of the known classes
+    known_score: float | None = None  # ACC on held-back known classes; None: too few
+    agreement: float  # mean ACC of k-means and Ward's linkage against these clusters
+    tight: list[int] = []  # clusters that stand apart from the others
+    alike: list[tuple[int, int]] = []  # pairs of clusters whose images are often nearer to the other one
+    empty: list[int] = []
+    nowhere: int = 0  # images far from the centre of their cluster
+
+    def sentences(self, name: Callable[[int], str] = "cluster {}".format) -> list[str]:
+        """Return the verdict in words, the most important first; `name` gives the name of a cluster by its id."""
+        tenths = round(10 * self.expected)
+        found = [
+            f"expect about {tenths} of 10 images in the right cluster",
+            f"{len(self.tight)} of {self.clusters} clusters {'is' if len(self.tight) == 1 else 'are'} tight",
+        ]
+        pairs = [f"{name(one)} and {name(other)}" for one, other in self.alike]
+        if pairs:
+            more = f" and {len(pairs) - _MAX_NAMED} more pairs" if len(pairs) > _MAX_NAMED else ""
+            found.append(f"{'; '.join(pairs[:_MAX_NAMED])}{more} look like one" + ("" if len(pairs) == 1 else " each"))
+        if self.empty:
+            found.append(f"{len(self.empty)} {'cluster has' if len(self.empty) == 1 else 'clusters have'} no images")
+        if self.nowhere:
+            found.append(f"{self.nowhere:,} {'image fits' if self.nowhere == 1 else 'images fit'} nowhere")
+        return found
+
+
+def read_verdict(run: Path) -> Verdict | None:
+    """Return the verdict on a run; None if it has none, as runs of older versions and unfinished ones."""
+    try:
+        content = json.loads((run / SUMMARY).read_bytes())
+        return Verdict.model_validate(content["verdict"])
+    except (OSError, ValueError, KeyError, TypeError, ValidationError):
+        return None
