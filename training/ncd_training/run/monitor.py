@@ -47,6 +47,8 @@ class Monitor:
         if manifest.truth is None and not drawn:
             return {}
         outputs = self._outputs(state, manifest.unlabelled, "initial features", track=self.progress.track)
+        if config.self_labels.weight:  # heads that start from a clustering show it before training
+            self._write_forming(outputs, 0)
         clusters = self.setup.novel_classes + (len(manifest.known_classes) if manifest.open_world else 0)
         ids = kmeans_ids(outputs.embedding, clusters, seed=config.optim.seed)
         if drawn:
