@@ -112,7 +112,7 @@ function showForming(forming) {
   if (!forming || forming.epoch === formingEpoch) return;
   formingEpoch = forming.epoch;
   const rows = forming.clusters.length;
-  $("forming").replaceChildren(make("h3", {}, `Clusters after epoch ${forming.epoch}`),
+  $("forming").replaceChildren(make("h3", {}, forming.epoch ? `Clusters after epoch ${forming.epoch}` : "Clusters before training"),
     ...forming.clusters.map(({ id, count, confidence }, row) => {
       const strip = make("div", { class: "strip", role: "img", "aria-label": `Images of cluster ${id}` });
       strip.style.backgroundImage = `url("/forming.jpg?${forming.epoch}")`;
