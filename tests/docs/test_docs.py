@@ -221,7 +221,7 @@ def test_commands_of_the_readme_work_one_after_another(after: Any, run_page: Run
     folder = after("tutorials/folders.md")
     shutil.copytree(folder / "pile", folder / "new")
     shutil.rmtree(folder / "model_repository")  # which has the model of another run
-    (folder / "names.json").write_text(json.dumps({"clusters": dict.fromkeys("012", {"name": "gull"})}))
+    (folder / "names.json").write_text(json.dumps({"clusters": {key: {"name": "gull"} for key in "012"}}))
     run_page(README, folder)
     rows = (folder / "rows.csv").read_text()
     assert rows.count("\n") == 61 and rows.count(",gull,") == 60
