@@ -10,6 +10,7 @@ import typer
 
 from ncd_serve.cli.console import messages, out
 from ncd_serve.errors import UsageError, needs_extra
+from ncd_serve.places import export_place
 
 _IMAGES_PER_CLASS = 3
 _OWN_IMAGES = 12
@@ -49,7 +50,8 @@ def demo(
         with messages.status("starting Triton"):
             server.wait_ready(_START_SECONDS)
         out.print(f"Triton is ready: gRPC {server.grpc_url}, HTTP {server.http_url}", highlight=False)
-        _type("query", *images, "--url", f"grpc://{server.grpc_url}", "--format", "table")
+        where = ("--url", f"grpc://{server.grpc_url}", "--model-name", export_place(run / "bundle").model)
+        _type("query", *images, *where, "--format", "table")
     out.print(
         f"\nTriton is stopped. Files: the run [bold]{run}[/bold], the bundle [bold]{run / 'bundle'}[/bold], "
         f"the model repository [bold]{repository}[/bold], Triton's log {log}.\n"
