@@ -56,6 +56,7 @@ def demo(
 
 
 def _show_end(run: Path, repository: Path, log: Path, images: Path, *, on_letters: bool) -> None:
+    more = "\n  ncd-serve demo --images KNOWN PILE --out mine     (your own images)" if on_letters else ""
     out.print(
         f"\nTriton is stopped. Files: the run [bold]{run}[/bold], the bundle [bold]{run / 'bundle'}[/bold], "
         f"the model repository [bold]{repository}[/bold], Triton's log {log}.\n"
@@ -63,7 +64,7 @@ def _show_end(run: Path, repository: Path, log: Path, images: Path, *, on_letter
         f"Try next:\n"
         f"  ncd-serve serve --repository {repository}\n"
         f"  ncd-serve assign {images} --bundle {run / 'bundle'} --out rows.csv"
-        f"{'' if not on_letters else f'{chr(10)}  ncd-serve demo --images KNOWN PILE --out mine     (your own images)'}",
+        f"{more}",
         highlight=False,
         soft_wrap=True,
     )
