@@ -10,6 +10,7 @@ import typer
 
 from ncd_serve.cli.console import messages, out
 from ncd_serve.errors import UsageError, needs_extra
+from ncd_serve.places import export_place
 
 _IMAGES_PER_CLASS = 3
 _OWN_IMAGES = 12
@@ -49,15 +50,21 @@ def demo(
         with messages.status("starting Triton"):
             server.wait_ready(_START_SECONDS)
         out.print(f"Triton is ready: gRPC {server.grpc_url}, HTTP {server.http_url}", highlight=False)
-        _type("query", *images, "--url", f"grpc://{server.grpc_url}", "--format", "table")
+        where = ("--url", f"grpc://{server.grpc_url}", "--model-name", export_place(run / "bundle").model)
+        _type("query", *images, *where, "--format", "table")
+    _show_end(run, repository, log, images[0].parent, on_letters=own is None)
+
+
+def _show_end(run: Path, repository: Path, log: Path, images: Path, *, on_letters: bool) -> None:
+    more = "\n  ncd-serve demo --images KNOWN PILE --out mine     (your own images)" if on_letters else ""
     out.print(
         f"\nTriton is stopped. Files: the run [bold]{run}[/bold], the bundle [bold]{run / 'bundle'}[/bold], "
         f"the model repository [bold]{repository}[/bold], Triton's log {log}.\n"
         f"Open in a browser: {run / 'gallery.html'} (look at the clusters, name them), {run / 'report.html'}\n"
         f"Try next:\n"
         f"  ncd-serve serve --repository {repository}\n"
-        f"  ncd-serve assign {images[0].parent} --bundle {run / 'bundle'} --out rows.csv"
-        f"{'' if own else f'{chr(10)}  ncd-serve demo --images KNOWN PILE --out mine     (your own images)'}",
+        f"  ncd-serve assign {images} --bundle {run / 'bundle'} --out rows.csv"
+        f"{more}",
         highlight=False,
         soft_wrap=True,
     )
