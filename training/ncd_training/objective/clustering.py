@@ -16,11 +16,13 @@ from collections.abc import Iterable
 import numpy as np
 import torch
 import torch.nn.functional as F
+from numpy.typing import NDArray
 from scipy.cluster.hierarchy import fcluster, linkage
 from scipy.sparse import csr_array, hstack
 from scipy.spatial.distance import squareform
 from sklearn.cluster import KMeans
 from sklearn.utils.extmath import randomized_svd
+from threadpoolctl import threadpool_limits
 from torch import Tensor
 
 _ROUNDS = 15  # of assignment and new centres; more rounds change nothing
@@ -33,6 +35,7 @@ _KEPT_SHARES = 16
 _FINENESS = 2  # clusters of each fine clustering for every cluster that is asked for
 _LINKED_IMAGES = (5000, 10_000)  # least and most images that are linked; their distances are 12.5 to 50 million numbers
 _LINKED_ROUNDS = 3
+_PARALLEL_DISTANCES = 1_000_000  # in a round of k-means, from which threads are worth it
 # Equal classes of birds (four blocks of CUB's known classes, played as novel, three draws of each) end in linked
 # clusters whose sizes vary by 0.22 to 0.40 of their mean, those that fall 5:1 by 0.37 to 0.48, 20:1 by 0.35 to 0.59.
 EQUAL_SIZES = 0.40
@@ -134,7 +137,7 @@ def _linked_ids(spaces: list[Tensor], clusters: int, *, starts: int, seed: int) 
     similarity = np.zeros((images, images), np.float32)
     for space in spaces:
         for start in range(starts):
-            ids = KMeans(fine, n_init=1, random_state=seed + start).fit_predict(space.numpy())
+            ids = _kmeans(space, fine, seed + start)
             similarity += ids[:, None] == ids[None]
     distances = 1.0 - similarity / (len(spaces) * starts)
     np.fill_diagonal(distances, 0.0)
@@ -180,6 +183,13 @@ def _largest_shares(shares: Tensor) -> csr_array:
 
 
 def _from_kmeans(directions: Tensor, clusters: int, temperature: float, seed: int) -> Tensor:
-    ids = KMeans(clusters, n_init=1, random_state=seed).fit_predict(directions.numpy())
-    first = F.one_hot(torch.from_numpy(ids).long(), clusters).float()
+    first = F.one_hot(torch.from_numpy(_kmeans(directions, clusters, seed)).long(), clusters).float()
     return refined_assignment(directions, first, temperature=temperature)
+
+
+def _kmeans(rows: Tensor, clusters: int, seed: int) -> NDArray[np.int32]:
+    """Return clusters [M] of k-means. With few rows, threads would only wait for each other."""
+    threads = None if len(rows) * clusters > _PARALLEL_DISTANCES else 1
+    with threadpool_limits(threads):
+        ids: NDArray[np.int32] = KMeans(clusters, n_init=1, random_state=seed).fit_predict(rows.numpy())
+    return ids
