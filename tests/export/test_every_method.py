@@ -6,10 +6,10 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from ncd_training import discover
 
 from ncd_serve.bundle import Bundle
 from ncd_serve.runners import OnnxRunner
-from tests.conftest import Ncd
 
 # `dual` as such is the tiny run that most other tests export; here with a head that also names known classes.
 QUICK = {
@@ -26,15 +26,12 @@ QUICK = {
 @pytest.mark.slow
 @pytest.mark.parametrize("method", QUICK)
 def test_what_a_method_found_is_exported_by_its_name(
-    method: str, ncd: Ncd, glyphs: Path, tiny_settings: list[str], tmp_path: Path
+    method: str, glyphs: Path, tiny_settings: list[str], tmp_path: Path
 ) -> None:
-    run, folder = tmp_path / "run", tmp_path / "bundle"
-    settings = [part for setting in QUICK[method] for part in ("--set", setting)]
-    source = ("--dataset", "glyphs", "--data-root", glyphs)
-    trained = ncd("train", *source, "--method", method, "--out", run, *tiny_settings, *settings)
-    assert trained.returncode == 0, trained.stderr
-    exported = ncd("export", run, "--out", folder, "--repository", tmp_path / "repository")
-    assert exported.returncode == 0, exported.stderr
+    settings, folder = [*tiny_settings[1::2], *QUICK[method]], tmp_path / "bundle"
+    source = {"dataset": "glyphs", "data_root": glyphs}
+    run = discover(**source, method=method, settings=settings, out=tmp_path / "run", progress=False)
+    run.export(out=folder, repository=tmp_path / "repository")
     bundle = Bundle.read(folder)
     assert bundle.manifest.method == method
     named = bundle.manifest.open_world
