@@ -99,11 +99,12 @@ def test_novel_labels_never_reach_training(
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("setting", ["data.cache_views=0", "data.cache_views=3", "optim.onnx_trunk=true"])
+@pytest.mark.parametrize("setting", ["data.cache_views=0", "data.cache_views=3 optim.onnx_trunk=true"])
 def test_two_and_two_epochs_are_four(
     setting: str, glyphs: Path, tiny_settings: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    config = make_config(glyphs, [*tiny_settings, "--set", setting], **{"optim.epochs": 4})
+    settings = [part for one in setting.split() for part in ("--set", one)]
+    config = make_config(glyphs, [*tiny_settings, *settings], **{"optim.epochs": 4})
     whole = train(config, tmp_path / "whole")
     train_epoch = training.train_epoch
 

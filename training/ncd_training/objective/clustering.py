@@ -137,7 +137,7 @@ def _linked_ids(spaces: list[Tensor], clusters: int, *, starts: int, seed: int) 
     similarity = np.zeros((images, images), np.float32)
     for space in spaces:
         for start in range(starts):
-            ids = _kmeans(space, fine, seed + start)
+            ids = kmeans_ids(space.numpy(), fine, seed=seed + start, starts=1)
             similarity += ids[:, None] == ids[None]
     distances = 1.0 - similarity / (len(spaces) * starts)
     np.fill_diagonal(distances, 0.0)
@@ -183,13 +183,13 @@ def _largest_shares(shares: Tensor) -> csr_array:
 
 
 def _from_kmeans(directions: Tensor, clusters: int, temperature: float, seed: int) -> Tensor:
-    first = F.one_hot(torch.from_numpy(_kmeans(directions, clusters, seed)).long(), clusters).float()
+    ids = torch.from_numpy(kmeans_ids(directions.numpy(), clusters, seed=seed, starts=1))
+    first = F.one_hot(ids.long(), clusters).float()
     return refined_assignment(directions, first, temperature=temperature)
 
 
-def _kmeans(rows: Tensor, clusters: int, seed: int) -> NDArray[np.int32]:
-    """Return clusters [M] of k-means. With few rows, threads would only wait for each other."""
-    threads = None if len(rows) * clusters > _PARALLEL_DISTANCES else 1
-    with threadpool_limits(threads):
-        ids: NDArray[np.int32] = KMeans(clusters, n_init=1, random_state=seed).fit_predict(rows.numpy())
-    return ids
+def kmeans_ids(rows: NDArray[np.float32], clusters: int, *, seed: int, starts: int = 10) -> NDArray[np.int64]:
+    """Return the cluster ids of plain k-means, best of some starts."""
+    # With few rows, threads would only wait for each other.
+    with threadpool_limits(None if len(rows) * clusters > _PARALLEL_DISTANCES else 1):
+        return KMeans(clusters, n_init=starts, random_state=seed).fit_predict(rows).astype(np.int64)

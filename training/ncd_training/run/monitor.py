@@ -13,8 +13,9 @@ from ncd_serve.progress import Progress, Track, silent
 from ncd_serve.text import printable
 from ncd_training.base.run_dir import Score, Summary
 from ncd_training.model.predict import Outputs, run_model
+from ncd_training.objective.clustering import kmeans_ids
 from ncd_training.objective.method import method_named
-from ncd_training.score.metrics import cluster_balance, cluster_scores, evaluate_splits, kmeans_ids, raw_pixels
+from ncd_training.score.metrics import cluster_balance, cluster_scores, evaluate_splits, raw_pixels
 from ncd_training.score.pair_quality import PairProbe, pair_quality, sample_rows
 from ncd_training.summary.figures import BALANCE, PSEUDO
 from ncd_training.summary.plots import Points, draw_tsne

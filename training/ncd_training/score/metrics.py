@@ -8,7 +8,6 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 from scipy.optimize import linear_sum_assignment
-from sklearn.cluster import KMeans
 from sklearn.metrics import adjusted_rand_score, normalized_mutual_info_score
 
 from ncd_serve.preprocess import PreprocessSpec, load_array
@@ -157,12 +156,6 @@ def open_world_scores(predicted: Ids, true: Ids, *, known: int, named: bool) -> 
 def _with_classes(predicted: Ids, true: Ids, manifest: Manifest) -> Score:
     rows = class_rows(predicted, true, manifest.novel_names, matched_clusters(predicted, true))
     return cluster_scores(predicted, true).model_copy(update={"classes": rows})
-
-
-def kmeans_ids(features: NDArray[np.float32], clusters: int, *, seed: int) -> Ids:
-    """Return the cluster ids of plain k-means, best of 10 starts."""
-    ids: Ids = KMeans(clusters, n_init=10, random_state=seed).fit_predict(features)
-    return ids
 
 
 def raw_pixels(paths: Sequence[Path]) -> NDArray[np.float32]:

@@ -12,12 +12,12 @@ from typing import NamedTuple
 import numpy as np
 import torch
 from numpy.typing import NDArray
-from sklearn.cluster import AgglomerativeClustering, KMeans
+from sklearn.cluster import AgglomerativeClustering
 
 from ncd_serve.fit import FITS, calibrate, directions
 from ncd_serve.verdict import Verdict
 from ncd_training.model.predict import Floats, Ids, Outputs
-from ncd_training.objective.clustering import class_whitening
+from ncd_training.objective.clustering import class_whitening, kmeans_ids
 from ncd_training.score.metrics import cluster_accuracy
 from ncd_training.score.pair_quality import sample_rows
 
@@ -136,7 +136,7 @@ def known_score(embedding: Floats, classes: Ids, *, seed: int) -> float | None:
         held = np.isin(classes, rng.permutation(known)[: len(known) // 2])
         places = _places(embedding[held], (embedding[~held], classes[~held]))
         _, truth = np.unique(classes[held], return_inverse=True)
-        scores.append(cluster_accuracy(_kmeans(places, len(known) // 2, seed), truth))
+        scores.append(cluster_accuracy(kmeans_ids(places, len(known) // 2, seed=seed, starts=_STARTS), truth))
     return float(np.mean(scores))
 
 
@@ -146,12 +146,11 @@ def _agreement(places: Floats, ids: Ids, seed: int) -> float:
     if clusters == 1:
         return 1.0
     ward: Ids = AgglomerativeClustering(clusters, linkage="ward").fit_predict(places)
-    return float(np.mean([cluster_accuracy(found, ids) for found in (_kmeans(places, clusters, seed), ward)]))
-
-
-def _kmeans(places: Floats, clusters: int, seed: int) -> Ids:
-    ids: Ids = KMeans(clusters, n_init=_STARTS, random_state=seed).fit_predict(places)
-    return ids
+    return float(
+        np.mean(
+            [cluster_accuracy(found, ids) for found in (kmeans_ids(places, clusters, seed=seed, starts=_STARTS), ward)]
+        )
+    )
 
 
 def _places(embedding: Floats, known: tuple[Floats, Ids]) -> Floats:
