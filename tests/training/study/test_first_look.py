@@ -64,7 +64,10 @@ def test_known_classes_in_the_pile_get_a_head_that_names_them(tmp_path: Path, mo
 
 def test_a_pile_of_known_classes_has_nothing_to_discover(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     with pytest.raises(DataError, match="nothing to discover"):
-        look_at(classes(*range(12)), tmp_path, monkeypatch)
+        look_at(classes(*range(12)), tmp_path / "none", monkeypatch)
+    monkeypatch.setattr(class_features, "surely_novel", lambda _: torch.tensor([7]))
+    with pytest.raises(DataError, match="all but 1 unlabelled images seem to show known classes"):
+        look_at(classes(*range(12)), tmp_path / "one", monkeypatch)
 
 
 def test_few_known_classes_tell_nothing_about_the_pile(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -46,6 +46,7 @@ MIN_CLASSES_TO_RECOGNISE = 8
 # Chance to be known, up to which an image counts. In mixed piles of known birds, 40 of them played as novel, the
 # estimates are 73, 54 and (sizes fall 20:1) 45 with 0.5; 64, 48 and 39 with 0.3; 56, 44 and 31 with 0.15.
 _SURELY_NOVEL = 0.2
+_MIN_NOVEL_IMAGES = 4  # as for any estimate
 _NETWORK_SETTINGS = ("backbone", "weights", "tail", "architecture", "arguments", "mean", "std")
 
 
@@ -78,11 +79,7 @@ def with_first_look(setup: Setup, run: RunDir, *, progress: Progress) -> Setup:
     elif setup.config.data.pile == "auto":
         share = look.recognition.share
         progress.say(f"first look: {_share_line(share, len(setup.manifest.unlabelled))}")
-        if not len(look.novel_rows(share)):
-            raise DataError(
-                "all unlabelled images seem to show known classes: there is nothing to discover",
-                hint="add images of other classes; --pile novel looks for clusters all the same",
-            )
+        look.novel_rows(share)
         setup = replace(setup, config=with_pile(setup.config, "mixed" if share >= MIXED_SHARE else "novel"))
     if setup.config.data.novel_classes == "auto":
         found = estimate(setup, run, progress=progress, look=look)
@@ -133,10 +130,20 @@ class Look:
         return known_share(self.features, torch.tensor(self.setup.labels), self.setup.config)
 
     def novel_rows(self, share: float) -> Tensor:
-        """Return the rows of unlabelled images that are surely novel, if the share of known ones is worth noticing."""
+        """Return the rows of unlabelled images that are surely novel, if the share of known ones is worth noticing.
+
+        DataError if there are too few to discover anything.
+        """
         if share < MIXED_SHARE:
             return torch.arange(len(self.setup.manifest.unlabelled))
-        return surely_novel(self.recognition)
+        rows = surely_novel(self.recognition)
+        if len(rows) < _MIN_NOVEL_IMAGES:
+            but = f"all but {len(rows)}" if len(rows) else "all"
+            raise DataError(
+                f"{but} unlabelled images seem to show known classes: there is nothing to discover",
+                hint="add images of other classes; --pile novel looks for clusters all the same",
+            )
+        return rows
 
 
 @dataclass(frozen=True)
