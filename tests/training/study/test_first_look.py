@@ -66,7 +66,7 @@ def test_a_pile_of_known_classes_has_nothing_to_discover(tmp_path: Path, monkeyp
     with pytest.raises(DataError, match="nothing to discover"):
         look_at(classes(*range(12)), tmp_path / "none", monkeypatch)
     monkeypatch.setattr(class_features, "surely_novel", lambda _: torch.tensor([7]))
-    with pytest.raises(DataError, match="all but 1 unlabelled images seem to show known classes"):
+    with pytest.raises(DataError, match="all but 1 of the unlabelled images seem to show known classes"):
         look_at(classes(*range(12)), tmp_path / "one", monkeypatch)
 
 

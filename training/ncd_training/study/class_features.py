@@ -140,7 +140,7 @@ class Look:
         if len(rows) < _MIN_NOVEL_IMAGES:
             but = f"all but {len(rows)}" if len(rows) else "all"
             raise DataError(
-                f"{but} unlabelled images seem to show known classes: there is nothing to discover",
+                f"{but} of the unlabelled images seem to show known classes: there is nothing to discover",
                 hint="add images of other classes; --pile novel looks for clusters all the same",
             )
         return rows
