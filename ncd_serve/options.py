@@ -77,8 +77,8 @@ NovelClasses = Annotated[
     NumberOrAuto | None,
     _images(
         metavar="N|auto",
-        help="Number of clusters to find; auto estimates it first. Needed for your own images; default: as in the "
-        "named dataset.",
+        help="Number of clusters to find; auto estimates it first. Default: as in the named dataset; auto for your "
+        "own images.",
     ),
     Sets("data.novel_classes"),
 ]

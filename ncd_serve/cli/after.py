@@ -17,12 +17,16 @@ if TYPE_CHECKING:
     from ncd_serve.bundle import BundleManifest
 
 _OWN = ("after", "add", "accept", "out_")
-_DEFAULTS: tuple[object, ...] = (None, [], False, "auto")
+_DEFAULTS = {"device": "auto"}  # of options that have one
 
 
 def train_after(options: Mapping[str, object]) -> None:
     """Append the new categories of a batch to a bundle; `options` are those of `train`."""
-    given = [name for name, value in options.items() if value not in _DEFAULTS and name not in _OWN]
+    given = [
+        name
+        for name, value in options.items()
+        if value not in (None, [], False, _DEFAULTS.get(name)) and name not in _OWN
+    ]
     if given:
         option = f"--{given[0].strip('_').replace('_', '-')}"
         raise UsageError(f"{option} is not for --after, which trains nothing", hint="drop it")

@@ -89,8 +89,7 @@ def _train_on_own(own: tuple[Path, Path], run: Path, *, seed: int) -> list[Path]
 
     known, pile = own
     some = find_images([pile])[:_OWN_IMAGES]
-    where = ("--labelled", known, "--unlabelled", pile, "--novel-classes", "auto")
-    _type("train", *where, "--seed", seed, "--out", run)
+    _type("train", "--labelled", known, "--unlabelled", pile, "--seed", seed, "--out", run)
     return some
 
 

@@ -77,7 +77,7 @@ def train(
     """Train on labelled images of known classes and unlabelled ones: the dual-branch model, or a baseline.
 
     Examples:
-        ncd-serve train --labelled known --unlabelled pile --novel-classes auto
+        ncd-serve train --labelled known --unlabelled pile
         ncd-serve train --labelled known --unlabelled pile --novel-classes 8 --dry-run
         ncd-serve train --resume runs/birds
         ncd-serve train --after runs/birds/bundle --add new

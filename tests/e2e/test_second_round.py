@@ -145,7 +145,7 @@ def test_what_is_refused_changes_nothing(place: Path, ncd: Any) -> None:
         for arguments, code, words in (
             (("discover", "one", "--bundle", "bundle"), 3, ("1 readable images are too few", "hint:")),
             ((*after, "--accept", "foreign.json"), 3, ("of model ffffffffffff", "hint:")),
-            ((*after, "--labelled", "new"), 2, ("--labelled is not for --after", "hint:")),
+            ((*after, "--novel-classes", "auto"), 2, ("--novel-classes is not for --after", "hint:")),
             (("train", "--add", "new"), 2, ("--after and --add belong together", "hint:")),
             (("export", "bundle", "--precision", "int8"), 2, ("are for runs", "hint:")),
             (("name", "apply", "unclear.json", "--bundle", "bundle"), 3, ("images.a.png", '"b.jpg": "wrong"')),

@@ -146,11 +146,8 @@ def _agreement(places: Floats, ids: Ids, seed: int) -> float:
     if clusters == 1:
         return 1.0
     ward: Ids = AgglomerativeClustering(clusters, linkage="ward").fit_predict(places)
-    return float(
-        np.mean(
-            [cluster_accuracy(found, ids) for found in (kmeans_ids(places, clusters, seed=seed, starts=_STARTS), ward)]
-        )
-    )
+    others = kmeans_ids(places, clusters, seed=seed, starts=_STARTS), ward
+    return float(np.mean([cluster_accuracy(found, ids) for found in others]))
 
 
 def _places(embedding: Floats, known: tuple[Floats, Ids]) -> Floats:

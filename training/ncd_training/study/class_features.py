@@ -79,7 +79,7 @@ def with_first_look(setup: Setup, run: RunDir, *, progress: Progress) -> Setup:
     elif setup.config.data.pile == "auto":
         share = look.recognition.share
         progress.say(f"first look: {_share_line(share, len(setup.manifest.unlabelled))}")
-        look.novel_rows(share)
+        look.novel_rows(share)  # an error if there is nothing to discover
         setup = replace(setup, config=with_pile(setup.config, "mixed" if share >= MIXED_SHARE else "novel"))
     if setup.config.data.novel_classes == "auto":
         found = estimate(setup, run, progress=progress, look=look)
@@ -163,7 +163,7 @@ def known_share(features: Tensor, labels: Tensor, config: TrainConfig) -> Recogn
 
 
 def surely_novel(recognition: Recognition) -> Tensor:
-    """Return the rows of images by which novel classes are counted: known classes that are missed count, too."""
+    """Return the rows of images that are surely novel. Only these are counted: missed known classes would count."""
     return torch.nonzero(recognition.chances <= _SURELY_NOVEL).flatten()
 
 
