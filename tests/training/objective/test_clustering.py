@@ -15,6 +15,7 @@ from ncd_training.objective.clustering import (
     class_whitening,
     consensus_assignment,
     discovered_assignment,
+    kmeans_ids,
     linked_assignment,
     main_directions,
     refined_assignment,
@@ -141,3 +142,7 @@ def test_the_consensus_of_many_clusters_fits_into_memory(clusters: int, starts: 
     with ProcessPoolExecutor(1, mp_context=get_context("spawn")) as process:
         accuracy, grown = process.submit(consensus_of_many, clusters, starts).result()
     assert accuracy >= 0.98 and grown < megabytes
+
+
+def test_rows_that_are_all_alike_make_one_cluster_without_a_warning() -> None:
+    assert set(kmeans_ids(np.ones((9, 4), np.float32), 3, seed=0)) == {0}

@@ -11,6 +11,7 @@ pieces; then images are linked that many fine clusterings put together, which ta
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Iterable
 
 import numpy as np
@@ -21,6 +22,7 @@ from scipy.cluster.hierarchy import fcluster, linkage
 from scipy.sparse import csr_array, hstack
 from scipy.spatial.distance import squareform
 from sklearn.cluster import KMeans
+from sklearn.exceptions import ConvergenceWarning
 from sklearn.utils.extmath import randomized_svd
 from threadpoolctl import threadpool_limits
 from torch import Tensor
@@ -190,6 +192,8 @@ def _from_kmeans(directions: Tensor, clusters: int, temperature: float, seed: in
 
 def kmeans_ids(rows: NDArray[np.float32], clusters: int, *, seed: int, starts: int = 10) -> NDArray[np.int64]:
     """Return the cluster ids of plain k-means, best of some starts."""
-    # With few rows, threads would only wait for each other.
-    with threadpool_limits(None if len(rows) * clusters > _PARALLEL_DISTANCES else 1):
+    # With few rows, threads would only wait for each other. Rows that are all alike make fewer clusters, which is fine.
+    threads = None if len(rows) * clusters > _PARALLEL_DISTANCES else 1
+    with threadpool_limits(threads), warnings.catch_warnings():
+        warnings.simplefilter("ignore", ConvergenceWarning)
         return KMeans(clusters, n_init=starts, random_state=seed).fit_predict(rows).astype(np.int64)
