@@ -60,7 +60,7 @@ def test_banks_hold_the_same_image_in_the_same_slot() -> None:
 
 
 def test_description_by_hand() -> None:
-    dictionary = PartDictionary(4, 1, sharpness=1.0).eval()
+    dictionary = PartDictionary(4, 1, similarity="euclidean", sharpness=1.0).eval()
     dictionary.push(rows(0, 2))
     dictionary.spread.fill_(1.0)
     parts = torch.tensor([[[[0.0, 2.0]]]])  # one image, one dimension, two locations
@@ -69,6 +69,18 @@ def test_description_by_hand() -> None:
     assert dictionary.describe(parts[..., :1])[0].tolist() == pytest.approx(
         torch.tensor([0.0, -4.0]).softmax(0).tolist()
     )
+
+
+def test_description_by_directions_ignores_the_length_of_parts() -> None:
+    dictionary = PartDictionary(4, 2, sharpness=1.0).eval()
+    dictionary.push(torch.tensor([[3.0, 0.0], [0.0, 0.1]]))
+    dictionary.spread.fill_(1.0)
+    part = torch.tensor([5.0, 0.0]).view(1, 2, 1, 1)
+    # unit vectors at a right angle are sqrt(2) apart; by Euclidean distance the short entry would be the nearer of two
+    # for every short part
+    expected = torch.tensor([0.0, -2.0]).softmax(0).tolist()
+    assert dictionary.describe(part)[0].tolist() == pytest.approx(expected)
+    assert dictionary.describe(part / 100)[0].tolist() == pytest.approx(expected)
 
 
 def test_description_is_not_a_function_of_the_pooled_feature() -> None:
@@ -81,7 +93,7 @@ def test_description_is_not_a_function_of_the_pooled_feature() -> None:
 
 
 def test_spread_follows_the_features_while_training_only() -> None:
-    dictionary = PartDictionary(4, 1, momentum=0.5)
+    dictionary = PartDictionary(4, 1, similarity="euclidean", momentum=0.5)
     dictionary.push(rows(0))
     parts = torch.full((1, 1, 1, 1), 2.0)
     dictionary.describe(parts)
@@ -93,7 +105,7 @@ def test_spread_follows_the_features_while_training_only() -> None:
 
 
 def test_spread_ignores_what_is_not_finite() -> None:
-    dictionary = PartDictionary(4, 1, momentum=0.5)
+    dictionary = PartDictionary(4, 1, similarity="euclidean", momentum=0.5)
     dictionary.push(rows(0))
     parts = torch.full((1, 1, 1, 1), 2.0)
     for broken in (parts * torch.inf, parts * torch.nan):

@@ -15,6 +15,7 @@ from ncd_serve.preprocess import PreprocessSpec
 BranchKind = Literal["global", "local"]
 HeadKind = Literal["separate", "joint", "open_world"]
 HeadForm = Literal["linear", "cosine", "centres"]
+PartSimilarity = Literal["cosine", "euclidean"]
 # Unlabelled images: of novel classes only, of known classes too, or to be decided from the images.
 PileKind = Literal["novel", "mixed", "auto"]
 
@@ -80,6 +81,8 @@ class ModelConfig(Section):
     head_form: HeadForm = "linear"
     dictionary_size: int = Field(2048, ge=1)  # e
     dictionary_sampling: Literal["random", "all", "cam"] = "random"
+    # Similarity of parts, which the paper leaves open: of their directions, or by distance as in the released code.
+    dictionary_similarity: PartSimilarity = "cosine"
     dictionary_border: bool = True  # False: without the outermost parts of maps larger than 4x4
     bank_size: int = Field(2048, ge=1)  # T
 

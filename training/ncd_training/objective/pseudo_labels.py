@@ -18,7 +18,7 @@ class PseudoLabels(nn.Module):
         super().__init__()
         self.kind, self.config = kind, labels
         self.sampling, self.border = model.dictionary_sampling, model.dictionary_border
-        self.dictionary = PartDictionary(model.dictionary_size, dim)
+        self.dictionary = PartDictionary(model.dictionary_size, dim, similarity=model.dictionary_similarity)
 
     @torch.no_grad()
     def forward(self, output: BranchOutput, n: int) -> tuple[Tensor, Tensor]:

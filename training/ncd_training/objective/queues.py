@@ -5,9 +5,14 @@ from __future__ import annotations
 from typing import Any
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor, nn
 
+from ncd_training.config.schema import PartSimilarity
 from ncd_training.model.branches import Modules
+
+# Factor of a distance, in units of a part's mean distance to its nearest entry. The first was chosen on known classes.
+_SHARPNESS: dict[PartSimilarity, float] = {"cosine": 2.0, "euclidean": 15.0}
 
 
 class FifoQueue(nn.Module):
@@ -74,14 +79,26 @@ class FeatureBanks(nn.Module):
 
 
 class PartDictionary(FifoQueue):
-    """Dictionary of part features V (Eq. 4). An image is described by the distribution of its parts over them."""
+    """Dictionary of part features V (Eq. 4). An image is described by the distribution of its parts over them.
+
+    The paper leaves the similarity open. By Euclidean distance, as in the released code, parts of small norm (plain
+    background) are near every part: most images then share most of their best entries. Directions have no such hubs.
+    """
 
     spread: Tensor
 
-    def __init__(self, size: int, dim: int, *, sharpness: float = 15.0, momentum: float = 0.99) -> None:
+    def __init__(
+        self,
+        size: int,
+        dim: int,
+        *,
+        similarity: PartSimilarity = "cosine",
+        sharpness: float | None = None,
+        momentum: float = 0.99,
+    ) -> None:
         super().__init__(size, dim)
-        self.sharpness = sharpness
-        self.momentum = momentum
+        self.similarity, self.momentum = similarity, momentum
+        self.sharpness = _SHARPNESS[similarity] if sharpness is None else sharpness
         # Running mean of the squared distance of a part to its nearest entry, which scales the softmax; 0 at the start.
         self.register_buffer("spread", torch.zeros(()))
 
@@ -93,8 +110,10 @@ class PartDictionary(FifoQueue):
         averaging locations first would give the same result, and the description would not depend on single parts.
         """
         batch, dim, height, width = part_maps.shape
-        parts = part_maps.permute(0, 2, 3, 1).reshape(-1, dim)
-        distances = torch.cdist(parts, self.filled).square_()
+        parts, entries = part_maps.permute(0, 2, 3, 1).reshape(-1, dim), self.filled
+        if self.similarity == "cosine":
+            parts, entries = F.normalize(parts, dim=1), F.normalize(entries, dim=1)
+        distances = torch.cdist(parts, entries).square_()
         self._update_spread(distances.amin(dim=1).mean())
         assignment = torch.softmax(-self.sharpness / self.spread.clamp_min(1e-12) * distances, dim=1)
         return assignment.view(batch, height * width, -1).mean(dim=1)
