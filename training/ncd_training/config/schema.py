@@ -117,6 +117,9 @@ class PseudoLabelConfig(Section):
     hard: bool = False
     global_top_k: int = Field(5, ge=1)
     local_top_k: int = Field(30, ge=1)
+    # True: rank the entries of a description by how far they exceed their mean over the batch, so that entries that
+    # every image resembles do not count; not in the paper.
+    local_centred: bool = False
     cosine_threshold: float = 0.9
     positives: Literal["own", "global", "local"] = "own"  # other than own: the single-branch ablation
     negatives: Literal["own", "global", "local"] = "own"

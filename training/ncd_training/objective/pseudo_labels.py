@@ -41,6 +41,8 @@ class PseudoLabels(nn.Module):
         """Return pseudo labels [M, M] of images with these features."""
         top_k = self.config.global_top_k if kind == "global" else self.config.local_top_k
         if self.config.score == "ranking":
+            if kind == "local" and self.config.local_centred:
+                features = features - features.mean(dim=0)
             return ranking_scores(features, top_k=top_k, hard=self.config.hard)
         return cosine_scores(features, threshold=self.config.cosine_threshold if self.config.hard else None)
 
