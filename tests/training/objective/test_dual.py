@@ -97,7 +97,7 @@ def test_where_gradients_flow(term: str, moved: Any, unmoved: Any, views: Any, b
 
 def test_only_unlabelled_images_are_paired(views: Any, branches: Modules[Branch]) -> None:
     objective = make()
-    positive, negative = objective.pseudo_labels[0](views[0][0], LABELLED)
+    positive, negative = objective.pseudo_labels[0](views[0][0], LABELS)
     assert positive.shape == (BATCH - LABELLED, BATCH - LABELLED)
     assert torch.equal(positive, negative)
 
@@ -105,9 +105,9 @@ def test_only_unlabelled_images_are_paired(views: Any, branches: Modules[Branch]
 def test_positive_and_negative_sources_can_differ(views: Any, branches: Modules[Branch]) -> None:
     objective = make(labels={"positives": "global", "negatives": "local", "global_top_k": 2, "local_top_k": 3})
     run(objective, views, branches)
-    positive, negative = objective.pseudo_labels[0](views[0][0], LABELLED)
+    positive, negative = objective.pseudo_labels[0](views[0][0], LABELS)
     assert not torch.equal(positive, negative)
-    plain = make(labels={"global_top_k": 2}).pseudo_labels[0](views[0][0], LABELLED)
+    plain = make(labels={"global_top_k": 2}).pseudo_labels[0](views[0][0], LABELS)
     assert torch.equal(positive, plain[0])
 
 
@@ -131,7 +131,7 @@ def test_one_view_for_the_local_branch_is_the_released_code_s(views: Any, branch
     judge = make().pseudo_labels[1]
     judge.remember(views[0][1], LABELS, branch=branches[1], generator=torch.Generator().manual_seed(0))
     assert released["pairwise_global"] == paper["pairwise_global"]
-    assert released["pairwise_local"] == pairwise_bce(first, first, *judge(views[0][1], LABELLED))
+    assert released["pairwise_local"] == pairwise_bce(first, first, *judge(views[0][1], LABELS))
 
 
 def test_the_paper_s_consistency_is_each_head_on_its_own_images(views: Any, branches: Modules[Branch]) -> None:

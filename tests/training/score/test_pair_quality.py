@@ -88,7 +88,7 @@ def test_the_probe_judges_as_training_does_and_moves_nothing() -> None:
     assert all(torch.equal(before[name], tensor) for name, tensor in objective.state_dict().items())
     objective.eval()
     for number, name in enumerate(("global", "local")):
-        whole = objective.pseudo_labels[number](outputs[number], 0)[0]
+        whole = objective.pseudo_labels[number](outputs[number], torch.zeros(0, dtype=torch.long))[0]
         torch.testing.assert_close(probe.scores()[name], whole[rows][:, rows])
 
 

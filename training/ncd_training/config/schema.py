@@ -120,6 +120,9 @@ class PseudoLabelConfig(Section):
     # True: rank the entries of a description by how far they exceed their mean over the batch, so that entries that
     # every image resembles do not count; not in the paper.
     local_centred: bool = False
+    # True: a pseudo label is the chance that a pair with its score is of one class, learned from labelled images; not
+    # in the paper.
+    calibrated: bool = False
     cosine_threshold: float = 0.9
     positives: Literal["own", "global", "local"] = "own"  # other than own: the single-branch ablation
     negatives: Literal["own", "global", "local"] = "own"

@@ -130,7 +130,7 @@ class DualObjective(Method):
         terms: dict[str, Tensor] = {}
         if loss.pairwise:
             for number, (a, b) in enumerate(pairs):
-                terms[f"pairwise_{self.branch_name(number)}"] = self._pairwise(number, a, b, n)
+                terms[f"pairwise_{self.branch_name(number)}"] = self._pairwise(number, a, b, labels)
         if loss.distillation and len(pairs) == 2 and len(self.banks.filled[0]):
             terms["distillation"] = self._distillation(first, second, n)
         if loss.cross_entropy:
@@ -147,9 +147,9 @@ class DualObjective(Method):
             )
         return terms
 
-    def _pairwise(self, number: int, a: BranchOutput, b: BranchOutput, n: int) -> Tensor:
-        other = a if number and self.compat.local_views == "one" else b
-        positive, negative = self.pseudo_labels[number](a, n)
+    def _pairwise(self, number: int, a: BranchOutput, b: BranchOutput, labels: Tensor) -> Tensor:
+        other, n = a if number and self.compat.local_views == "one" else b, len(labels)
+        positive, negative = self.pseudo_labels[number](a, labels)
         return pairwise_bce(a.cluster_logits[n:].softmax(1), other.cluster_logits[n:].softmax(1), positive, negative)
 
     def _distillation(self, first: list[BranchOutput], second: list[BranchOutput], n: int) -> Tensor:

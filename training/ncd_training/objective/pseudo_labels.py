@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
@@ -9,6 +11,10 @@ from torch import Tensor, nn
 from ncd_training.config.schema import BranchKind, ModelConfig, PseudoLabelConfig
 from ncd_training.model.branches import Branch, BranchOutput
 from ncd_training.objective.queues import PartDictionary
+
+
+_CALIBRATING_IMAGES = 64  # labelled images of a batch; comparing more of them costs more than it tells
+_CALIBRATION_RATE = 0.05
 
 
 class PseudoLabels(nn.Module):
@@ -19,13 +25,22 @@ class PseudoLabels(nn.Module):
         self.kind, self.config = kind, labels
         self.sampling, self.border = model.dictionary_sampling, model.dictionary_border
         self.dictionary = PartDictionary(model.dictionary_size, dim, similarity=model.dictionary_similarity)
+        kinds = sorted(set(labels.sources(kind))) if labels.calibrated else []
+        self.calibrations = nn.ModuleDict({source: Calibration() for source in kinds})
 
     @torch.no_grad()
-    def forward(self, output: BranchOutput, n: int) -> tuple[Tensor, Tensor]:
-        """Return pseudo labels [M, M] for positive and for negative pairs of the images after the first `n`."""
+    def forward(self, output: BranchOutput, labels: Tensor) -> tuple[Tensor, Tensor]:
+        """Return pseudo labels [M, M] for positive and for negative pairs of the images after those with `labels`."""
         sources = self.config.sources(self.kind)
-        scores = {kind: self.scores(kind, self.compared(kind, output, n)) for kind in set(sources)}
+        scores = {kind: self._judged(kind, output, labels) for kind in set(sources)}
         return scores[sources[0]], scores[sources[1]]
+
+    def _judged(self, kind: BranchKind, output: BranchOutput, labels: Tensor) -> Tensor:
+        if kind in self.calibrations and self.training:
+            some = labels[:_CALIBRATING_IMAGES]
+            shown = BranchOutput(*(tensor[: len(some)] for tensor in output))
+            self.calibrations[kind].learn(self._scores(kind, self.compared(kind, shown, 0)), some)
+        return self.scores(kind, self.compared(kind, output, len(labels)), prior=1 / output.cluster_logits.shape[1])
 
     @property
     def positive_source(self) -> BranchKind:
@@ -37,8 +52,12 @@ class PseudoLabels(nn.Module):
         """Return features for comparing the images after the first `n`: embeddings [M, d], or descriptions [M, e]."""
         return output.embedding[n:] if kind == "global" else self._describe(self._parts(output), n)
 
-    def scores(self, kind: BranchKind, features: Tensor) -> Tensor:
-        """Return pseudo labels [M, M] of images with these features."""
+    def scores(self, kind: BranchKind, features: Tensor, *, prior: float) -> Tensor:
+        """Return pseudo labels [M, M] of images with these features; `prior`: share of pairs of one class."""
+        scores = self._scores(kind, features)
+        return self.calibrations[kind](scores, prior) if kind in self.calibrations else scores
+
+    def _scores(self, kind: BranchKind, features: Tensor) -> Tensor:
         top_k = self.config.global_top_k if kind == "global" else self.config.local_top_k
         if self.config.score == "ranking":
             if kind == "local" and self.config.local_centred:
@@ -67,6 +86,38 @@ class PseudoLabels(nn.Module):
 
     def _parts(self, output: BranchOutput) -> Tensor:
         return output.parts if self.border else inner_parts(output.parts)
+
+
+class Calibration(nn.Module):
+    """Chance that two images are of one class, by their score, as learned from labelled images; not in the paper.
+
+    Scores of pairs of one class and of pairs of two are taken as normal with one variance: log odds are linear in them.
+    """
+
+    moments: Tensor
+
+    def __init__(self) -> None:
+        super().__init__()
+        # Running means of the scores of pairs of one class and of two, and of their variance; 0 at the start.
+        self.register_buffer("moments", torch.zeros(3))
+
+    @torch.no_grad()
+    def learn(self, scores: Tensor, labels: Tensor) -> None:
+        """Move the moments towards those of the scores [N, N] of images with these labels [N]."""
+        same = labels.unsqueeze(0) == labels.unsqueeze(1)
+        others = ~torch.eye(len(labels), dtype=torch.bool, device=labels.device)
+        parts = [scores[same & others], scores[~same]]
+        if min(len(part) for part in parts):
+            rest = torch.cat([part - part.mean() for part in parts])
+            found = torch.stack([*(part.mean() for part in parts), rest.square().mean()])
+            self.moments.copy_(torch.where(self.moments[2] == 0, found, self.moments.lerp(found, _CALIBRATION_RATE)))
+
+    def forward(self, scores: Tensor, prior: float) -> Tensor:
+        """Return the chances [M, M] of pairs with these scores, of which a share `prior` is of one class."""
+        same, different, variance = self.moments
+        slope = (same - different).clamp_min(0) / variance.clamp_min(1e-12)
+        odds = slope * (scores - (same + different) / 2) + math.log(prior / (1 - prior))
+        return odds.sigmoid().fill_diagonal_(1.0)
 
 
 @torch.no_grad()
