@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import math
-
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
@@ -15,6 +13,7 @@ from ncd_training.objective.queues import PartDictionary
 
 _CALIBRATING_IMAGES = 64  # labelled images of a batch; comparing more of them costs more than it tells
 _CALIBRATION_RATE = 0.05
+_MAX_ODDS, _HALVINGS = 12.0, 30  # of the search for a constant of log odds
 
 
 class PseudoLabels(nn.Module):
@@ -40,7 +39,7 @@ class PseudoLabels(nn.Module):
             some = labels[:_CALIBRATING_IMAGES]
             shown = BranchOutput(*(tensor[: len(some)] for tensor in output))
             self.calibrations[kind].learn(self._scores(kind, self.compared(kind, shown, 0)), some)
-        return self.scores(kind, self.compared(kind, output, len(labels)), prior=1 / output.cluster_logits.shape[1])
+        return self.scores(kind, self.compared(kind, output, len(labels)), share=1 / output.cluster_logits.shape[1])
 
     @property
     def positive_source(self) -> BranchKind:
@@ -52,10 +51,10 @@ class PseudoLabels(nn.Module):
         """Return features for comparing the images after the first `n`: embeddings [M, d], or descriptions [M, e]."""
         return output.embedding[n:] if kind == "global" else self._describe(self._parts(output), n)
 
-    def scores(self, kind: BranchKind, features: Tensor, *, prior: float) -> Tensor:
-        """Return pseudo labels [M, M] of images with these features; `prior`: share of pairs of one class."""
+    def scores(self, kind: BranchKind, features: Tensor, *, share: float) -> Tensor:
+        """Return pseudo labels [M, M] of images with these features; `share`: of pairs that are of one class."""
         scores = self._scores(kind, features)
-        return self.calibrations[kind](scores, prior) if kind in self.calibrations else scores
+        return self.calibrations[kind](scores, share) if kind in self.calibrations else scores
 
     def _scores(self, kind: BranchKind, features: Tensor) -> Tensor:
         top_k = self.config.global_top_k if kind == "global" else self.config.local_top_k
@@ -89,9 +88,11 @@ class PseudoLabels(nn.Module):
 
 
 class Calibration(nn.Module):
-    """Chance that two images are of one class, by their score, as learned from labelled images; not in the paper.
+    """Chance that two images are of one class, by their score; not in the paper.
 
-    Scores of pairs of one class and of pairs of two are taken as normal with one variance: log odds are linear in them.
+    Labelled images teach how fast the chance grows: scores of pairs of one class and of pairs of two are taken as normal
+    with one variance, so that log odds are linear in them. As many pairs are of one class as there are with equally
+    large classes. Binary cross entropy on scores of another mean asks for another number of clusters.
     """
 
     moments: Tensor
@@ -112,12 +113,18 @@ class Calibration(nn.Module):
             found = torch.stack([*(part.mean() for part in parts), rest.square().mean()])
             self.moments.copy_(torch.where(self.moments[2] == 0, found, self.moments.lerp(found, _CALIBRATION_RATE)))
 
-    def forward(self, scores: Tensor, prior: float) -> Tensor:
-        """Return the chances [M, M] of pairs with these scores, of which a share `prior` is of one class."""
+    @torch.no_grad()
+    def forward(self, scores: Tensor, share: float) -> Tensor:
+        """Return the chances [M, M] of pairs with these scores, of which a `share` is of one class."""
         same, different, variance = self.moments
-        slope = (same - different).clamp_min(0) / variance.clamp_min(1e-12)
-        odds = slope * (scores - (same + different) / 2) + math.log(prior / (1 - prior))
-        return odds.sigmoid().fill_diagonal_(1.0)
+        odds = (same - different).clamp_min(0) / variance.clamp_min(1e-12) * scores
+        pairs = odds[~torch.eye(len(odds), dtype=torch.bool, device=odds.device)]
+        low, high = -pairs.amax() - _MAX_ODDS, -pairs.amin() + _MAX_ODDS
+        for _ in range(_HALVINGS):
+            middle = (low + high) / 2
+            above = (pairs + middle).sigmoid().mean() > share
+            low, high = torch.where(above, low, middle), torch.where(above, middle, high)
+        return (odds + (low + high) / 2).sigmoid().fill_diagonal_(1.0)
 
 
 @torch.no_grad()

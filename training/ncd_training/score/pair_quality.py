@@ -72,7 +72,7 @@ class PairProbe:
         self._names = [objective.branch_name(number) for number in range(len(self._judges))]
         self._rows, self._seen = rows, 0
         self._features: list[list[Tensor]] = [[] for _ in self._judges]
-        self._prior = 0.5
+        self._share = 0.5
 
     def __call__(self, outputs: list[BranchOutput]) -> None:
         """Store the features of the next images in every branch; images that are not among `rows` are skipped."""
@@ -82,7 +82,7 @@ class PairProbe:
         if not len(wanted):
             return
         wanted = (wanted - (self._seen - batch)).to(outputs[0].embedding.device, non_blocking=True)
-        self._prior = 1 / outputs[0].cluster_logits.shape[1]
+        self._share = 1 / outputs[0].cluster_logits.shape[1]
         for judge, output, features in zip(self._judges, outputs, self._features, strict=True):
             chosen = type(output)(*(tensor[wanted] for tensor in output))
             features.append(judge.compared(judge.positive_source, chosen, 0))
@@ -91,7 +91,7 @@ class PairProbe:
         """Return the positive pseudo labels [M, M] of the stored images, by branch name."""
         pairs = zip(self._names, self._judges, self._features, strict=True)
         return {
-            name: judge.scores(judge.positive_source, torch.cat(features), prior=self._prior)
+            name: judge.scores(judge.positive_source, torch.cat(features), share=self._share)
             for name, judge, features in pairs
         }
 
