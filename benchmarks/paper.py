@@ -38,7 +38,7 @@ OWN = (
     Row(label="kmeans-initial", method="kmeans", settings={"supervised.epochs": 0}),
     Row(label="with-supervised-stage", recipes=("supervised",), settings={"supervised.epochs": 6}),
     Row(label="vectors", settings={"model.dictionary_similarity": "euclidean"}),
-    Row(label="not-centred", settings={"pseudo_labels.local_centred": False}),
+    Row(label="not-centred", settings={"pseudo_labels.centred": False}),
     Row(label="top-5", settings={"pseudo_labels.global_top_k": 5}),
 )
 console = Console(width=130)

@@ -74,6 +74,6 @@ def test_centred_descriptions_forget_entries_that_every_image_resembles() -> Non
     model, labels = ModelConfig(), PseudoLabelConfig(local_top_k=1)
     plain = PseudoLabels("local", 4, model=model, labels=labels)
     assert plain.scores("local", descriptions, share=0.5).min() == 1
-    centred = PseudoLabels("local", 4, model=model, labels=labels.model_copy(update={"local_centred": True}))
+    centred = PseudoLabels("local", 4, model=model, labels=labels.model_copy(update={"centred": True}))
     # Means: 0.867, 0.1, 0, 0.033. Most above them: entries 0, 1 and 3.
     assert centred.scores("local", descriptions, share=0.5).tolist() == torch.eye(3).tolist()

@@ -59,7 +59,7 @@ class PseudoLabels(nn.Module):
     def _scores(self, kind: BranchKind, features: Tensor) -> Tensor:
         top_k = self.config.global_top_k if kind == "global" else self.config.local_top_k
         if self.config.score == "ranking":
-            if kind == "local" and self.config.local_centred:
+            if self.config.centred:
                 features = features - features.mean(dim=0)
             return ranking_scores(features, top_k=top_k, hard=self.config.hard)
         return cosine_scores(features, threshold=self.config.cosine_threshold if self.config.hard else None)
