@@ -82,7 +82,7 @@ OUTPUTS = (
     Output("embedding", "FP32", ("features",), compared="measured", merged=False),
     # Known classes first, then clusters; in models that tell known classes from novel ones.
     Output("class_id", "INT64", (), compared="exact", merged=True, optional=True),
-    Output("is_novel", "BOOL", (), compared="exact", merged=True, optional=True),
+    Output("is_novel", "BOOL", (), compared="exact", merged=True, in_rows=True, optional=True),
     # Numbers into `fit.FITS`; not in models of older versions. It follows from embedding and confidence: at its limits
     # the smallest difference would count as a mistake.
     Output("fit", "INT64", (), compared="not", merged=False, in_rows=True, optional=True),

@@ -38,6 +38,7 @@ class Prediction:
     margin: float | None = None
     fit: Fit | None = None  # similarity to the cluster's images; None if the model has no such output
     outside: float | None = None  # probability that the image is in none of the clusters; or None
+    is_novel: bool | None = None  # False if the image shows a known class; None if the model does not tell
     top_k: list[Candidate] = field(default_factory=list)
     error: str | None = None
 
@@ -53,6 +54,7 @@ class Prediction:
         probabilities: NDArray[np.float32],
         fit: Fit | None = None,
         outside: float | None = None,
+        is_novel: bool | None = None,
         *,
         names: Sequence[str],
         top_k: int,
@@ -70,6 +72,7 @@ class Prediction:
             margin,
             fit,
             outside,
+            is_novel,
             # Clusters that were merged into others have no probability left.
             [candidate for candidate in ranked[:top_k] if candidate.probability > 0],
         )

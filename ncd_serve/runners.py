@@ -50,6 +50,7 @@ class Answer(NamedTuple):
     """Outputs of a model for a batch of images: those of `contract.OUTPUTS` that rows contain, by name."""
 
     probabilities: NDArray[np.float32]  # of the clusters, [N, C]
+    is_novel: NDArray[np.bool_] | None = None  # False for known classes, [N]; models that do not tell have none
     fit: NDArray[np.int64] | None = None  # numbers into `fit.FITS`, [N]; models of older versions have none
     outside: NDArray[np.float32] | None = None  # probability that an image is in none of the clusters, [N]; or none
 
@@ -65,6 +66,8 @@ class Answer(NamedTuple):
             return "outside"
         if self.fit is not None and (self.fit.shape != (images,) or not np.isin(self.fit, range(len(FITS))).all()):
             return "fit"
+        if self.is_novel is not None and self.is_novel.shape != (images,):
+            return "is_novel"
         return None
 
 

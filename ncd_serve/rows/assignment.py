@@ -111,7 +111,8 @@ def _rows(part: list[_Loading], *, runner: Runner, top_k: int, min_confidence: f
     ]
 
 
-def _each(answer: Answer) -> Iterator[tuple[NDArray[np.float32], Fit | None, float | None]]:
+def _each(answer: Answer) -> Iterator[tuple[NDArray[np.float32], Fit | None, float | None, bool | None]]:
     fits = repeat(None) if answer.fit is None else map(FITS.__getitem__, answer.fit)
     outside = repeat(None) if answer.outside is None else map(float, answer.outside)
-    return zip(answer.probabilities, fits, outside, strict=False)
+    novel = repeat(None) if answer.is_novel is None else map(bool, answer.is_novel)
+    return zip(answer.probabilities, fits, outside, novel, strict=False)

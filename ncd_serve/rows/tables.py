@@ -150,6 +150,7 @@ def _write_parquet(records: Iterator[Record], target: Path) -> None:
         "confidence": pa.float64(),
         "margin": pa.float64(),
         "outside": pa.float64(),
+        "is_novel": pa.bool_(),
         "top_k": pa.list_(candidate),
     }
     schema = pa.schema([(name, kinds.get(name, pa.string())) for name in COLUMNS])
@@ -158,7 +159,15 @@ def _write_parquet(records: Iterator[Record], target: Path) -> None:
             writer.write_table(pa.Table.from_pylist(group, schema))
 
 
-_NUMBERS = {"cluster_id": int, "confidence": float, "margin": float, "outside": float}
+
+def _truth(value: Any) -> bool:
+    """Return a truth value; CSV files have it as text."""
+    if str(value) not in ("True", "False"):
+        raise ValueError(f"its is_novel is {value!r}")
+    return str(value) == "True"
+
+
+_KINDS = {"cluster_id": int, "confidence": float, "margin": float, "outside": float, "is_novel": _truth}
 _HINT = "give a file that `ncd-serve query --out` or `ncd-serve assign --out` wrote"
 
 
@@ -200,7 +209,7 @@ def _prediction(record: Record) -> Prediction:
         raise ValueError("it has no cluster or no confidence")
     likeliest = present.get("top_k", [])
     candidates = json.loads(likeliest) if isinstance(likeliest, str) else likeliest
-    present |= {name: kind(present[name]) for name, kind in _NUMBERS.items() if name in present}
+    present |= {name: kind(present[name]) for name, kind in _KINDS.items() if name in present}
     row = Prediction(**present | {"top_k": [Candidate(**candidate) for candidate in candidates]})
     _check(row)
     return row

@@ -40,7 +40,7 @@ class BrightnessRunner:
         self.batches.append(len(images))
         bright = images.mean(axis=(1, 2, 3)) / 255
         probabilities = np.stack([0.9 - 0.8 * bright, 0.8 * bright, np.full(len(images), 0.1)], 1)
-        return Answer(probabilities.astype(np.float32), (bright > 0.5).astype(np.int64))
+        return Answer(probabilities.astype(np.float32), bright > 0.2, (bright > 0.5).astype(np.int64))
 
 
 @pytest.fixture
@@ -170,6 +170,8 @@ def test_every_format_holds_the_same_rows(pictures: Path, tmp_path: Path) -> Non
     from_parquet = pq.read_table(tmp_path / "rows.parquet").to_pylist()
     assert tuple(from_csv[0]) == tuple(from_jsonl[0]) == tuple(from_parquet[0]) == COLUMNS
     assert from_jsonl == from_parquet
+    assert {row["is_novel"] for row in from_jsonl} == {True, False, None}
+    assert read_rows(tmp_path / "rows.csv") == read_rows(tmp_path / "rows.jsonl") == read_rows(tmp_path / "rows.parquet")
     for text, row in zip(from_csv, from_jsonl, strict=True):
         assert json.loads(text["top_k"]) == row["top_k"]
         assert (float(text["confidence"]) if text["confidence"] else None) == row["confidence"]
@@ -198,6 +200,7 @@ def test_unknown_formats_and_missing_images_are_refused(tmp_path: Path) -> None:
         ("cluster_id", "-2", "its cluster is -2"),
         ("cluster_id", "two", "invalid literal"),
         ("confidence", "nan", "its confidence is nan"),
+        ("is_novel", "maybe", "its is_novel is 'maybe'"),
         ("top_k", '[{"cluster_id": -1, "cluster_name": "x", "probability": 0.5}]', "its cluster is -1"),
         ("top_k", '[{"cluster_id": "1", "cluster_name": "x", "probability": 0.5}]', "its cluster is '1'"),
     ],
