@@ -43,7 +43,7 @@ AS_PUBLISHED = {
 }
 OWN = (
     Row(label="kmeans-initial", method="kmeans", settings={"supervised.epochs": 0}),
-    Row(label="with-supervised-stage", recipes=("supervised",), settings={"supervised.epochs": 6}),
+    Row(label="with-supervised-stage", recipes=("supervised",)),
     Row(label="euclidean", settings={"model.dictionary_similarity": "euclidean"}),
     Row(label="not-centred", settings={"pseudo_labels.centred": False}),
     Row(label="not-calibrated", settings={"pseudo_labels.calibrated": False}),

@@ -159,7 +159,6 @@ def _write_parquet(records: Iterator[Record], target: Path) -> None:
             writer.write_table(pa.Table.from_pylist(group, schema))
 
 
-
 def _truth(value: Any) -> bool:
     """Return a truth value; CSV files have it as text."""
     if str(value) not in ("True", "False"):

@@ -171,7 +171,9 @@ def test_every_format_holds_the_same_rows(pictures: Path, tmp_path: Path) -> Non
     assert tuple(from_csv[0]) == tuple(from_jsonl[0]) == tuple(from_parquet[0]) == COLUMNS
     assert from_jsonl == from_parquet
     assert {row["is_novel"] for row in from_jsonl} == {True, False, None}
-    assert read_rows(tmp_path / "rows.csv") == read_rows(tmp_path / "rows.jsonl") == read_rows(tmp_path / "rows.parquet")
+    assert (
+        read_rows(tmp_path / "rows.csv") == read_rows(tmp_path / "rows.jsonl") == read_rows(tmp_path / "rows.parquet")
+    )
     for text, row in zip(from_csv, from_jsonl, strict=True):
         assert json.loads(text["top_k"]) == row["top_k"]
         assert (float(text["confidence"]) if text["confidence"] else None) == row["confidence"]

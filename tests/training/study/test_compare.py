@@ -122,7 +122,7 @@ def test_departures_from_the_paper_are_named() -> None:
     rows = row_set("baselines").pick(["full", "dtc"])
     lines = departures(rows, wishes("cub200", "quick"))
     assert "model.backbone: efficientnet_lite0 for resnet50" in lines
-    assert "optim.epochs: 4 for 200, 24 for 110" in lines
+    assert "optim.epochs: 20 for 200, 24 for 110" in lines
     assert departures(rows, wishes()) == []
     manifest = Manifest("cub200", [], [], [], None, notes=("a remark",))
     assert notes(row_set("baselines"), rows, wishes(), manifest)[:2] == [
