@@ -2,11 +2,11 @@
 
     .venv/bin/python benchmarks/paper.py [--data cifar10|cub200] [--rows full g p ...] [--seeds 0 1 2] [--out DIR]
 
-CIFAR-10: 600 labelled images of each of the 5 known classes, 400 unlabelled ones of each novel class, at 96 px. CUB: 160
-known and 40 novel classes at 160 px. All rows use the recipe `quick` (cached views, the paper's learning rate). ACC in %
-on the unlabelled training images after the last epoch, beside the paper's figures, which come from other backbones and
-200 epochs. `euclidean`, `not-centred` and `not-calibrated` each switch off a change of the pseudo labels that the paper
-does not have, `as-published` all of them.
+CIFAR-10: 600 labelled images of each of the 5 known classes, 400 unlabelled ones of each novel class, at 96 px. CUB:
+160 known and 40 novel classes at 160 px. All rows use the recipe `quick` (cached views, the paper's learning rate).
+ACC in % on the unlabelled training images after the last epoch, beside the paper's figures, which come from other
+backbones and 200 epochs. `euclidean`, `not-centred` and `not-calibrated` each switch off a change of the pseudo labels
+that the paper does not have, `as-published` all of them.
 Finished runs in --out are kept, so an interrupted benchmark resumes.
 """
 

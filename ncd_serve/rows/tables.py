@@ -21,7 +21,7 @@ from ncd_serve.prediction import COLUMNS, Candidate, Prediction
 from ncd_serve.text import from_spreadsheet_cell, printable, spreadsheet_cell
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator
+    from collections.abc import Callable, Iterable, Iterator
 
     Record = dict[str, Any]
 
@@ -166,7 +166,13 @@ def _truth(value: Any) -> bool:
     return str(value) == "True"
 
 
-_KINDS = {"cluster_id": int, "confidence": float, "margin": float, "outside": float, "is_novel": _truth}
+_KINDS: dict[str, Callable[[Any], Any]] = {
+    "cluster_id": int,
+    "confidence": float,
+    "margin": float,
+    "outside": float,
+    "is_novel": _truth,
+}
 _HINT = "give a file that `ncd-serve query --out` or `ncd-serve assign --out` wrote"
 
 

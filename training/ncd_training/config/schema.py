@@ -117,8 +117,8 @@ class PseudoLabelConfig(Section):
     hard: bool = False
     global_top_k: int = Field(5, ge=1)
     local_top_k: int = Field(30, ge=1)
-    # True: rank entries by how far they exceed their mean over the batch, so that those that are large for every image do
-    # not count; not in the paper.
+    # True: rank entries by how far they exceed their mean over the batch, so that those that are large for every image
+    # do not count; not in the paper.
     centred: bool = False
     # True: a pseudo label is the chance that a pair with its score is of one class, learned from labelled images; not
     # in the paper.

@@ -7,9 +7,8 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from ncd_training.config.schema import BranchKind, ModelConfig, PseudoLabelConfig
-from ncd_training.model.branches import Branch, BranchOutput
+from ncd_training.model.branches import Branch, BranchOutput, Modules
 from ncd_training.objective.queues import PartDictionary
-
 
 _CALIBRATING_IMAGES = 64  # labelled images of a batch; comparing more of them costs more than it tells
 _CALIBRATION_RATE = 0.05
@@ -24,8 +23,8 @@ class PseudoLabels(nn.Module):
         self.kind, self.config = kind, labels
         self.sampling, self.border = model.dictionary_sampling, model.dictionary_border
         self.dictionary = PartDictionary(model.dictionary_size, dim, similarity=model.dictionary_similarity)
-        kinds = sorted(set(labels.sources(kind))) if labels.calibrated else []
-        self.calibrations = nn.ModuleDict({source: Calibration() for source in kinds})
+        self._calibrated = sorted(set(labels.sources(kind))) if labels.calibrated else []
+        self._calibrations: Modules[Calibration] = Modules(Calibration() for _ in self._calibrated)
 
     @torch.no_grad()
     def forward(self, output: BranchOutput, labels: Tensor) -> tuple[Tensor, Tensor]:
@@ -35,10 +34,10 @@ class PseudoLabels(nn.Module):
         return scores[sources[0]], scores[sources[1]]
 
     def _judged(self, kind: BranchKind, output: BranchOutput, labels: Tensor) -> Tensor:
-        if kind in self.calibrations and self.training:
+        if self.training and (calibration := self._calibration(kind)):
             some = labels[:_CALIBRATING_IMAGES]
             shown = BranchOutput(*(tensor[: len(some)] for tensor in output))
-            self.calibrations[kind].learn(self._scores(kind, self.compared(kind, shown, 0)), some)
+            calibration.learn(self._scores(kind, self.compared(kind, shown, 0)), some)
         return self.scores(kind, self.compared(kind, output, len(labels)), share=1 / output.cluster_logits.shape[1])
 
     @property
@@ -53,8 +52,11 @@ class PseudoLabels(nn.Module):
 
     def scores(self, kind: BranchKind, features: Tensor, *, share: float) -> Tensor:
         """Return pseudo labels [M, M] of images with these features; `share`: of pairs that are of one class."""
-        scores = self._scores(kind, features)
-        return self.calibrations[kind](scores, share) if kind in self.calibrations else scores
+        scores, calibration = self._scores(kind, features), self._calibration(kind)
+        return calibration(scores, share) if calibration else scores
+
+    def _calibration(self, kind: BranchKind) -> Calibration | None:
+        return self._calibrations[self._calibrated.index(kind)] if kind in self._calibrated else None
 
     def _scores(self, kind: BranchKind, features: Tensor) -> Tensor:
         top_k = self.config.global_top_k if kind == "global" else self.config.local_top_k
@@ -90,9 +92,9 @@ class PseudoLabels(nn.Module):
 class Calibration(nn.Module):
     """Chance that two images are of one class, by their score; not in the paper.
 
-    Labelled images teach how fast the chance grows: scores of pairs of one class and of pairs of two are taken as normal
-    with one variance, so that log odds are linear in them. As many pairs are of one class as there are with equally
-    large classes. Binary cross entropy on scores of another mean asks for another number of clusters.
+    Labelled images teach how fast the chance grows with the score: scores of pairs of one class and of pairs of two are
+    taken as normal with one variance, so that log odds are linear in them. The mean chance is that of equally large
+    classes, since binary cross entropy on labels of another mean asks for another number of clusters.
     """
 
     moments: Tensor
