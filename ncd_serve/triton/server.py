@@ -69,7 +69,8 @@ class TritonServer:
 
     Linux ends the server with the thread that called `start`, so call it from one that stays. With `live_updates`
     models can be loaded while it runs (`probe.load`), only by this process. With a `token`, only clients that send it
-    get answers. `python_models` allows models that run code of their own.
+    get answers. `python_models` allows models that run code of their own. With a `public_key` of minisign, all models
+    have to be of bundles that its owner signed.
     """
 
     def __init__(
@@ -84,6 +85,7 @@ class TritonServer:
         live_updates: bool = False,
         token: str = "",
         python_models: bool = False,
+        public_key: str | None = None,
         extra_arguments: Sequence[str] = (),
     ) -> None:
         """Prepare a server without starting it. Omitted ports are free ones; `extra_arguments` are tritonserver's."""
@@ -94,7 +96,8 @@ class TritonServer:
         self._options = TritonOptions(extra_arguments)
         # Triton has no TLS for HTTP: what is meant to be encrypted must not be open beside it.
         self._http_host = "127.0.0.1" if self._options.has_tls else host
-        self._live_updates, self.token, self._python_models = live_updates, token, python_models
+        self._live_updates, self.token = live_updates, token
+        self._python_models, self._public_key = python_models, public_key
         self._key = uuid.uuid4().hex  # administration can run code here, so only this process has it
         self._patience: float = KILL_SECONDS
         self._warm_up: dict[str, Activity] = {}
@@ -106,7 +109,7 @@ class TritonServer:
     def start(self) -> None:
         """Start the process and return at once. A start that fails leaves nothing behind."""
         assert self._run is None, "already started"
-        check_repository(self._repository, python_models=self._python_models)
+        check_repository(self._repository, python_models=self._python_models, public_key=self._public_key)
         install = find_triton()
         install.check_backend(self._options.backend_directory)
         with ExitStack() as undo:
@@ -205,7 +208,7 @@ class TritonServer:
 
     def check(self, model: Path) -> None:
         """Raise DataError with the reason if a model must not be loaded."""
-        check_model(model, python_models=self._python_models)
+        check_model(model, python_models=self._python_models, public_key=self._public_key)
 
     def protect_memory(self) -> None:
         """Close the shared memory of all models to others; to be called after a model was loaded."""
