@@ -101,7 +101,8 @@ def status(as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] 
     servers = [(server, server.trouble()) for server in running_servers()]
     if as_json:
         facts = [
-            {**server.model_dump(mode="json", exclude={"headers", "born"}), "trouble": why} for server, why in servers
+            {**server.model_dump(mode="json", exclude={"headers", "born", "activity"}), "trouble": why}
+            for server, why in servers
         ]
         out.print_json(json.dumps(facts))
     elif servers:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 from collections import Counter
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -51,7 +52,11 @@ def next_round(bundle: Bundle, new_categories: Path, *, progress: Progress) -> P
         found = Candidates(checkpoint=about.checkpoint, generation=about.generation, candidates=chosen)
         write_json(accepted, found.model_dump(mode="json"))
         append_generation(bundle.folder, added, accept=accepted, out=folder, progress=progress)
-    run_command("export", str(folder))
+    try:
+        run_command("export", str(folder))
+    except BaseException:
+        shutil.rmtree(folder)  # nobody serves it: the next try makes it once more
+        raise
     return folder
 
 

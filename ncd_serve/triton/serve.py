@@ -5,7 +5,7 @@ from __future__ import annotations
 import atexit
 import time
 from collections.abc import Callable, Sequence
-from contextlib import nullcontext
+from contextlib import nullcontext, suppress
 from dataclasses import dataclass
 from functools import cached_property
 from ipaddress import ip_address
@@ -194,11 +194,18 @@ def serve_until_stopped(
         with progress.status("starting Triton"):
             server.start()
             server.wait_ready(options.timeout)
-        with registered(server, repository=repository, log=log):
+        with registered(server, repository=repository, log=log) as note:
             ready("\n".join([*notes, greeting(server, repository, how_to_stop)]))
             supervisor = Supervisor(server, start_seconds=options.timeout, tell=_with_time(progress))
             with nullcontext() if options.quiet else ActivityDisplay(server, progress.console) as display:
-                supervisor.run(updates=updates, show=display.update if display else lambda: None)
+
+                def show() -> None:
+                    with suppress(OSError):  # a full disk is no reason to stop answering
+                        note()
+                    if display:
+                        display.update()
+
+                supervisor.run(updates=updates, show=show)
     finally:
         with progress.status("stopping Triton: requests in flight may finish (Ctrl-C drops them)"):
             server.stop()
