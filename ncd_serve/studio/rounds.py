@@ -12,7 +12,7 @@ from ncd_serve.bundle import Bundle
 from ncd_serve.discovery.find import Candidate, Candidates
 from ncd_serve.errors import DataError, needs_extra
 from ncd_serve.files import write_json
-from ncd_serve.inputs.images import find_images
+from ncd_serve.inputs.images import is_image
 from ncd_serve.naming import WRONG
 from ncd_serve.studio.commands import run_command
 
@@ -69,7 +69,8 @@ def changes(bundle: Bundle) -> list[dict[str, Any]]:
 def _kept(new_categories: Path) -> dict[str, list[Path]]:
     """Return the new images that were kept, by category."""
     folders = sorted(folder for folder in new_categories.glob("*") if folder.is_dir())
-    found = {folder.name: sorted(find_images([folder])) for folder in folders if any(folder.iterdir())}
+    # One that is being written has another ending yet.
+    found = {folder.name: sorted(file for file in folder.iterdir() if is_image(Path(file.name))) for folder in folders}
     return {name: files for name, files in found.items() if files}
 
 
