@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import base64
 import http.client
 import json
 import os
@@ -126,6 +127,10 @@ def apply(browser: Chrome) -> str:
     return find(browser, "#toast").text
 
 
+DROP = """const dropped = new DataTransfer();
+for (const [name, content] of Object.entries(arguments[0]))
+  dropped.items.add(new File([Uint8Array.from(atob(content), (each) => each.charCodeAt(0))], name));
+document.body.dispatchEvent(new DragEvent("drop", { dataTransfer: dropped, bubbles: true, cancelable: true }));"""
 BEARER = {"Authorization": f"Bearer {TOKEN}"}
 
 
@@ -294,9 +299,10 @@ def test_new_images_are_answered_and_a_candidate_among_them_becomes_a_cluster(
     with studio(bundle, cwd=tmp_path) as address:
         browser.get(f"http://{address}/?token={TOKEN}#new")
         find(browser, "#tab-new").click()
-        for files_, said in ((old, "20 images or more"), (new, "1 group may be new categories")):
-            find(browser, "#files").send_keys("\n".join(map(str, files_)))
-            wait(browser, lambda said=said: said in find(browser, "#new-summary").text)
+        browser.execute_script(DROP, {file.name: base64.b64encode(file.read_bytes()).decode() for file in old})
+        wait(browser, lambda: "20 images or more" in find(browser, "#new-summary").text)
+        find(browser, "#files").send_keys("\n".join(map(str, new)))
+        wait(browser, lambda: "1 group may be new categories" in find(browser, "#new-summary").text)
         assert find(browser, "#new-summary").text.startswith("37 images answered; ")
         group = find(browser, "#new-groups section:first-child")
         assert "Perhaps a new category 25 images that are alike, nearest to" in group.text.replace("\n", " ")

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import random
 import shutil
 import subprocess
 import sys
@@ -18,7 +17,7 @@ from ncd_serve.bundle import LABELS, MANIFEST, MODEL, Bundle
 from ncd_serve.errors import DataError, MissingExtraError, UsageError
 from ncd_serve.naming import Names
 from ncd_serve.places import ExportPlace, remember_export
-from ncd_serve.signature import SIGNATURE, check_signature
+from ncd_serve.signature import SIGNATURE
 from ncd_serve.triton.repository import CONFIG, check_repository
 from ncd_serve.triton.signed import sign_bundle
 from tests.conftest import Ncd
@@ -90,28 +89,6 @@ def test_what_was_changed_after_signing_is_refused(place: Path, keys: tuple[Path
     assert f"trusted comment: bundle patterns {Bundle.read(bundle, public_key=str(public)).digest}" in signed
     (bundle / SIGNATURE).write_text(signed.replace("bundle patterns", "bundle parrots"))
     assert "verification failed" in refusal("read", bundle, public)
-
-
-def test_damaged_signatures_and_keys_are_refused(place: Path, keys: tuple[Path, Path], tmp_path: Path) -> None:
-    """As are random bytes: nothing but DataError comes out."""
-    chance, content = random.Random(0), (place / "bundle" / MANIFEST).read_bytes()
-    good = {"signature": (place / "bundle" / SIGNATURE).read_bytes(), "key": keys[1].read_bytes()}
-    files = {name: tmp_path / name for name in good}
-    hostile = [b"", b"\n" * 4, b"\xff" * 300, b"untrusted comment: \n" * 4, b"x" * (1 << 20)]
-    for name, whole in good.items():
-        for number in range(200):
-            for other, file in files.items():
-                file.write_bytes(good[other])
-            changed = bytearray(whole)
-            for _ in range(chance.choice((1, 1, 2, 8))):
-                changed[chance.randrange(len(changed))] = chance.randrange(256)
-            changed = changed[: chance.choice((len(changed), chance.randrange(len(changed))))]
-            files[name].write_bytes(hostile[number] if number < len(hostile) else changed)
-            first = whole.index(b"\n")
-            if bytes(changed[first:]).strip() == whole[first:].strip() and number >= len(hostile):
-                continue  # the first line may be anything
-            with pytest.raises(DataError):
-                check_signature(content, files["signature"], str(files["key"]))
 
 
 def test_a_new_name_takes_the_signature_away(place: Path, keys: tuple[Path, Path]) -> None:
