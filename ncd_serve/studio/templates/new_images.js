@@ -8,6 +8,7 @@ const answers = []; // { file, row, picture, number, kept: the category that it 
 const chosenFiles = new Set();
 let numbered = 0; // images that were asked about
 let candidates = []; // { images: their numbers, nearest }
+let lookedAt = 0; // answers when candidates were looked for
 
 function makeNewImages() {
   $("pick-files").addEventListener("click", () => $("files").click());
@@ -65,11 +66,13 @@ async function askAbout(files) {
   if (skipped) tell(`${counted(skipped, "file")} skipped: not an image`);
 }
 
+const areEnough = () => answers.filter(({ row }) => row.status !== "error").length >= ENOUGH;
+
 async function lookForCandidates() {
-  const fine = answers.filter(({ row }) => row.status !== "error").length;
-  if (fine < ENOUGH) return;
-  $("new-summary").textContent += "; looking for new categories…";
+  if (!areEnough()) return;
+  const seen = answers.length;
   candidates = await ask(`/api/candidates?page=${thisPage}`).catch((error) => { tell(error.message, { alarm: true }); return []; });
+  lookedAt = seen;
   showAnswers();
 }
 
@@ -93,7 +96,8 @@ function showAnswers() {
 function answersInWords() {
   const outliers = answers.filter(({ row }) => row.fit === "outlier").length;
   const fits = outliers ? `${outliers} like no image of training` : "all are like images of training";
-  const found = answers.length < ENOUGH ? `new categories are looked for in ${ENOUGH} images or more`
+  const found = !areEnough() ? `new categories are looked for in ${ENOUGH} images or more`
+    : lookedAt < answers.length ? "looking for new categories…"
     : candidates.length ? `${counted(candidates.length, "group")} may be new categories` : "no new category";
   return `${counted(answers.length, "image")} answered; ${fits}; ${found}`;
 }
