@@ -58,7 +58,7 @@ def show_new_images(browser: Chrome) -> None:
         for file, character in zip(files, NEW_IMAGES, strict=True):
             draw_glyph(character, rng).save(file)
         browser.find_element("id", "files").send_keys("\n".join(map(str, files)))
-        answered = "return /may be new|no new/.test(document.querySelector('#new-summary').textContent)"
+        answered = "return /may be|no new/.test(document.querySelector('#new-summary').textContent)"
         WebDriverWait(browser, 60).until(lambda _: browser.execute_script(answered))
     browser.execute_script("document.querySelector('#new-groups').scrollIntoView(); scrollBy(0, -80)")
 

@@ -17,7 +17,7 @@ from ncd_serve.gallery.projection import MapKind
 from ncd_serve.gallery.read import naming_of, read_source
 from ncd_serve.gallery.thumbnails import draw_sheet, tile_size
 from ncd_serve.inputs.images import Source
-from ncd_serve.places import ExportPlace, export_place
+from ncd_serve.places import ExportPlace, export_place, title_of
 from ncd_serve.rows.assignment import assign_images
 from ncd_serve.runners import OnnxRunner
 from ncd_serve.studio.candidates import EmbeddingRunner, NewImage, NewImages
@@ -47,7 +47,7 @@ class Project:
         kind = None if len(self._shown.paths) <= MAX_TSNE_IMAGES else MapKind.PCA
         self._layout = lay_out(self._shown, kind=kind, progress=progress)
         missing = [number for number, row in enumerate(self._layout.order) if not self._shown.files[row].is_file()]
-        self._facts = page_data(self._shown, self._layout, missing=missing, title=source.resolve().name)
+        self._facts = page_data(self._shown, self._layout, missing=missing, title=title_of(source))
         self._sheets: OrderedDict[int, bytes] = OrderedDict()
         self._lock, self._model_lock = Lock(), Lock()
         self._runner: OnnxRunner | None = None

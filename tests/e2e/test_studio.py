@@ -217,6 +217,7 @@ def test_moved_images_and_a_split_survive_reload_restart_and_the_next_round(brow
     for key, count in (("u", 0), ("r", 2)):
         press(browser, key)
         assert len(browser.find_elements(By.CSS_SELECTOR, f"#cluster-{second} .tile.corrected")) == count
+    assert_bar_stays(browser)
     ActionChains(browser).key_down(Keys.CONTROL).click(tiles(browser, first)[0]).key_up(Keys.CONTROL).perform()
     press(browser, "w")
     assert "belong to none" in words(browser, "#cluster-wrong")
@@ -247,6 +248,18 @@ def test_moved_images_and_a_split_survive_reload_restart_and_the_next_round(brow
     grown = Bundle.read(place / "bundle-2").manifest
     assert grown.cluster_names[:5] == manifest.cluster_names and "tern" in grown.cluster_names[5:]
     assert list(grown.images.values()).count(int(second)) == list(manifest.images.values()).count(int(second))
+
+
+def assert_bar_stays(browser: Chrome) -> None:
+    """With and without a change, at every width, the bar is as high: the page below does not jump."""
+    heights = set()
+    for width in (390, 1100, 1400):
+        metrics = {"width": width, "height": 1000, "deviceScaleFactor": 1, "mobile": False}
+        browser.execute_cdp_cmd("Emulation.setDeviceMetricsOverride", metrics)
+        for key in "ur":
+            press(browser, key)
+            heights.add((width, browser.execute_script("return document.querySelector('#top').offsetHeight")))
+    assert len(heights) == 3, heights
 
 
 def next_round(browser: Chrome) -> None:
@@ -302,7 +315,7 @@ def test_new_images_are_answered_and_a_candidate_among_them_becomes_a_cluster(
         browser.execute_script(DROP, {file.name: base64.b64encode(file.read_bytes()).decode() for file in old})
         wait(browser, lambda: "20 images or more" in find(browser, "#new-summary").text)
         find(browser, "#files").send_keys("\n".join(map(str, new)))
-        wait(browser, lambda: "1 group may be new categories" in find(browser, "#new-summary").text)
+        wait(browser, lambda: "one group may be a new category" in find(browser, "#new-summary").text)
         assert find(browser, "#new-summary").text.startswith("37 images answered; ")
         group = find(browser, "#new-groups section:first-child")
         assert "Perhaps a new category 25 images that are alike, nearest to" in group.text.replace("\n", " ")

@@ -98,7 +98,8 @@ function answersInWords() {
   const fits = outliers ? `${outliers} like no image of training` : "all are like images of training";
   const found = !areEnough() ? `new categories are looked for in ${ENOUGH} images or more`
     : lookedAt < answers.length ? "looking for new categories…"
-    : candidates.length ? `${counted(candidates.length, "group")} may be new categories` : "no new category";
+    : candidates.length > 1 ? `${candidates.length} groups may be new categories`
+    : candidates.length ? "one group may be a new category" : "no new category";
   return `${counted(answers.length, "image")} answered; ${fits}; ${found}`;
 }
 
@@ -124,7 +125,7 @@ function answerGroup(key, list) {
   const about = counted(list.length, "image") + (isCandidate ? ` that are alike, nearest to ${key.nearest}` : "");
   return make("section", { class: `box${isCandidate ? " candidate" : key === "nowhere" ? " nowhere" : ""}`, click: offer },
     make("h2", {}, cluster ? makeMark(cluster) : null, ` ${groupTitle(key, list)} `, make("span", { class: "muted" }, about)),
-    make("div", { class: "answer-list" }, ...list.map(answerTile)), keep);
+    keep, make("div", { class: "answer-list" }, ...list.map(answerTile)));
 }
 
 function answerTile({ file, row, picture }) {
