@@ -245,6 +245,7 @@ def test_moved_images_and_a_split_survive_reload_restart_and_the_next_round(brow
         next_round(browser)
         assert find(browser, "#cluster-wrong").is_displayed()
         assert console_errors(browser) == [] and remote_requests(browser)
+        browser.get("about:blank")  # it would ask a studio that has ended
     grown = Bundle.read(place / "bundle-2").manifest
     assert grown.cluster_names[:5] == manifest.cluster_names and "tern" in grown.cluster_names[5:]
     assert list(grown.images.values()).count(int(second)) == list(manifest.images.values()).count(int(second))
@@ -331,6 +332,7 @@ def test_new_images_are_answered_and_a_candidate_among_them_becomes_a_cluster(
         next_round(browser)
         assert console_errors(browser) == []
         assert [each for each in remote_requests(browser) if not each.startswith((f"http://{address}/", "blob:"))] == []
+        browser.get("about:blank")  # it would ask a studio that has ended
     assert Bundle.read(tmp_path / "bundle-2").manifest.cluster_names == ["auk", "gull", "cluster-2", "tern"]
 
 
