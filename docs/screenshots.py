@@ -12,13 +12,16 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
+import numpy as np
+from ncd_training.data.datasets.glyphs import draw_glyph
 from PIL import Image
 from selenium.webdriver import Chrome
+from selenium.webdriver.support.wait import WebDriverWait
 
 ROOT = Path(__file__).resolve().parents[1]
 sys.path.insert(0, str(ROOT))  # for the tests' browser
@@ -28,23 +31,40 @@ from tests.browser import open_browser  # noqa: E402
 TARGET = ROOT / "docs" / "img"
 COLOURS = 256  # fewer make smaller files, and the pictures are mostly paper and ink
 SETTLED = 1.5  # s until pictures are painted
-NAMES = """
+FIRST_NAME = """
 const [first, second, third] = document.querySelectorAll('.card');
 const truth = first.querySelector('.facts').textContent.match(/purity \\S+ % (\\S+)/)?.[1] ?? '1';
 first.querySelector('.name').focus();
 document.execCommand('insertText', false, `letter ${truth}`);
-third.querySelector('.junk').click();
-scrollTo(0, 0);
 """
+NAMES = f"{FIRST_NAME} third.querySelector('.junk').click(); scrollTo(0, 0);"
+NEW_IMAGES = "2" * 40 + "AEO" * 8
+Step = str | Callable[[Chrome], None]  # a script, or what is done to the browser
 SELECT = (
     "document.querySelector('.card .tile').click(); document.querySelector('#detail form button:last-child').click()"
 )
 CHOOSE = """document.querySelectorAll('.card .doubtful .tile').forEach((tile, at) => {
   if (at < 3) tile.dispatchEvent(new MouseEvent('click', { bubbles: true, ctrlKey: true }));
 })"""
-NAME = "document.querySelector('.card .name').focus(); document.execCommand('insertText', false, 'gull')"
+NAME = f"{FIRST_NAME} scrollTo(0, 0);"
+
+
+def show_new_images(browser: Chrome) -> None:
+    """Ask about letters, and about a digit that nobody has trained with."""
+    browser.execute_script("document.querySelector('#tab-new').click()")
+    rng = np.random.default_rng(0)
+    with TemporaryDirectory() as folder:
+        files = [Path(folder) / f"{number:03d}.png" for number in range(len(NEW_IMAGES))]
+        for file, character in zip(files, NEW_IMAGES, strict=True):
+            draw_glyph(character, rng).save(file)
+        browser.find_element("id", "files").send_keys("\n".join(map(str, files)))
+        answered = "return /may be|no new/.test(document.querySelector('#new-summary').textContent)"
+        WebDriverWait(browser, 60).until(lambda _: browser.execute_script(answered))
+    browser.execute_script("document.querySelector('#new-groups').scrollIntoView(); scrollBy(0, -80)")
+
+
 # Each step of the film, and the seconds that its picture stays.
-FILM = [
+FILM: list[tuple[Step, float]] = [
     ("", 1.5),
     (NAME, 1.5),
     (f"document.activeElement.blur(); {CHOOSE}", 2.0),
@@ -52,7 +72,8 @@ FILM = [
     ("document.querySelector('#choose-list button').click()", 2.0),
     ("document.querySelector('.card .split:not([hidden])').click()", 2.5),
     ("document.querySelector('.split-yes').click()", 2.5),
-    ("document.querySelector('#tab-training').click()", 1.5),
+    (show_new_images, 3.0),
+    ("scrollTo(0, 0); document.querySelector('#tab-training').click()", 1.5),
     ("document.querySelector('#tab-serving').click()", 1.5),
 ]
 MATRIX = "const box = document.querySelector('#confusion'); box.open = true; box.scrollIntoView()"
@@ -73,6 +94,7 @@ def main() -> int:
         take(gallery, "gallery-phone", [], size=(390, 844))
     with studio(run) as address:
         take(address, "studio", [CHOOSE])
+        take(address, "studio-new", [show_new_images])
         film(address, "studio")
     take(run.resolve() / "report.html", "report", [])
     take(run.resolve() / "report.html", "report-dark", [], dark=True)
@@ -99,7 +121,7 @@ def film(address: str, name: str) -> None:
         browser.get(address)
         for step, _ in FILM:
             time.sleep(SETTLED)
-            browser.execute_script(step)
+            do(browser, step)
             time.sleep(SETTLED)
             picture = Image.open(io.BytesIO(browser.get_screenshot_as_png())).convert("RGB").resize((880, 576))
             frames.append(picture.quantize(COLOURS // 2, dither=Image.Dither.NONE))
@@ -110,16 +132,23 @@ def film(address: str, name: str) -> None:
 
 
 def take(
-    page: Path | str, name: str, steps: Iterable[str], *, size: tuple[int, int] = (1400, 900), dark: bool = False
+    page: Path | str, name: str, steps: Iterable[Step], *, size: tuple[int, int] = (1400, 900), dark: bool = False
 ) -> None:
     """One picture of a page, after some steps in it."""
     with open_browser(width=size[0], height=size[1], dark=dark) as browser:
         browser.get(page.as_uri() if isinstance(page, Path) else page)
         time.sleep(SETTLED)
         for step in steps:
-            browser.execute_script(step)
+            do(browser, step)
             time.sleep(SETTLED)
         save(browser, TARGET / f"{name}.png")
+
+
+def do(browser: Chrome, step: Step) -> None:
+    if isinstance(step, str):
+        browser.execute_script(step)
+    else:
+        step(browser)
 
 
 def save(browser: Chrome, target: Path) -> None:

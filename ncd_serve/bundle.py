@@ -1,7 +1,7 @@
 """Bundle: a verified, self-contained export. Its `bundle.json` describes and hashes the other files.
 
 The digest of a bundle is that of `bundle.json`, and so of all of it. Hashes tell damage; who knows the digest from the
-export can tell another bundle, too.
+export can tell another bundle, too, as can who has the public key of a signed one.
 """
 
 from __future__ import annotations
@@ -18,6 +18,7 @@ from ncd_serve.errors import DataError
 from ncd_serve.files import sha256
 from ncd_serve.preprocess import PreprocessSpec
 from ncd_serve.reference import REFERENCE, Reference
+from ncd_serve.signature import SIGNATURE, check_signature
 from ncd_serve.text import check_name, first_problem
 
 SCHEMA_VERSION = 3
@@ -150,9 +151,12 @@ class Bundle:
             return False
 
     @classmethod
-    def read(cls, folder: str | Path, *, digest: str | None = None) -> Bundle:
-        """Open a bundle, or raise DataError: missing, of a newer schema, damaged or changed, not of this digest."""
-        bundle = cls._read_whole(Path(folder))
+    def read(cls, folder: str | Path, *, digest: str | None = None, public_key: str | None = None) -> Bundle:
+        """Open a bundle, or raise DataError: missing, of a newer schema, damaged or changed, not of this digest.
+
+        With a public key of minisign, a file or its text, a bundle that its owner did not sign is refused, too.
+        """
+        bundle = cls._read_whole(Path(folder), public_key)
         if digest is not None and digest.removeprefix(_ALGORITHM) != bundle.digest.removeprefix(_ALGORITHM):
             raise DataError(
                 f"{folder} has the digest {bundle.digest}, not {digest}",
@@ -161,19 +165,19 @@ class Bundle:
         return bundle
 
     @classmethod
-    def _read_whole(cls, folder: Path) -> Bundle:
+    def _read_whole(cls, folder: Path, public_key: str | None) -> Bundle:
         """Read a bundle that other processes may replace meanwhile."""
         for _ in range(_ATTEMPTS):
             before = _identity(folder)
             try:
-                return cls._read(folder)
+                return cls._read(folder, public_key)
             except (DataError, OSError):
                 if _identity(folder) == before:
                     raise  # else it was replaced by another one while it was read
         raise DataError(f"{folder} is being replaced again and again", hint="wait until it is published")
 
     @classmethod
-    def _read(cls, folder: Path) -> Bundle:
+    def _read(cls, folder: Path, public_key: str | None) -> Bundle:
         path = folder / MANIFEST
         if not path.is_file():
             raise DataError(f"{folder} is not a bundle: it has no {MANIFEST}", hint="ncd-serve export RUN makes one")
@@ -181,6 +185,8 @@ class Bundle:
             if path.stat().st_size > _MAX_MANIFEST_BYTES:
                 raise DataError(f"{path} is damaged: it has {path.stat().st_size:,} bytes", hint=_EXPORT_AGAIN)
             content = path.read_bytes()
+            if public_key is not None:
+                check_signature(content, folder / SIGNATURE, public_key)
             # First of all, since nothing else is known about the fields of a newer schema.
             schema = _Schema.model_validate_json(content).schema_version
             if schema > SCHEMA_VERSION:

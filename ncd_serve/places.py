@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 from collections.abc import Iterator
 from pathlib import Path
 from typing import NamedTuple
@@ -58,6 +59,14 @@ def exported_to(bundle: Path) -> ExportPlace | None:
 def export_place(bundle: Path) -> ExportPlace:
     """Return what a bundle was exported to; the default place if it does not say."""
     return exported_to(bundle) or ExportPlace(DEFAULT_REPOSITORY, DEFAULT_MODEL)
+
+
+def title_of(source: Path) -> str:
+    """Return the name that people know a run or a bundle by: its folder's, or that of the folder around `run`."""
+    folder = source.resolve()
+    while re.fullmatch(r"(run|bundle)(-\d+)?", folder.name):
+        folder = folder.parent
+    return folder.name
 
 
 def newest_run() -> Path:

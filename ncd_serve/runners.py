@@ -225,11 +225,17 @@ def _device(name: Device | str) -> Device:
 
 @contextmanager
 def open_bundle(
-    bundle: str | Path, *, device: Device, digest: str | None = None, progress: Progress
+    bundle: str | Path,
+    *,
+    device: Device,
+    digest: str | None = None,
+    public_key: str | None = None,
+    progress: Progress,
 ) -> Iterator[OnnxRunner]:
-    """Yield a bundle's model in this process, and print its device. With a `digest`, other bundles are refused."""
-    runner = OnnxRunner(bundle, device=device)
-    if digest is not None and runner.digest != Bundle.read(bundle, digest=digest).digest:
+    """Yield a bundle's model in this process, and print its device. With `digest` or key, other bundles are refused."""
+    opened = Bundle.read(bundle, digest=digest, public_key=public_key)
+    runner = OnnxRunner(opened, device=device)
+    if (digest or public_key) and runner.digest != opened.digest:
         raise DataError(f"{bundle} was replaced while it was opened", hint="try again")
     where = runner.provider.removesuffix("ExecutionProvider")
     why = " (CUDA cannot be used here)" if device is Device.AUTO and where == "CPU" else ""

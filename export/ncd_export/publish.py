@@ -18,6 +18,7 @@ from ncd_export.triton_config import Hardware
 from ncd_serve.bundle import LABELS, MANIFEST, Bundle, BundleManifest
 from ncd_serve.files import locked, no_empty_folders, sha256, swap_in, write_text
 from ncd_serve.places import ExportPlace, remember_export
+from ncd_serve.signature import SIGNATURE
 from ncd_serve.text import labels_text
 from ncd_serve.triton.jpeg import jpeg_model_name
 
@@ -66,7 +67,11 @@ def publishing(out: Path, repository: Path) -> Iterator[None]:
 
 
 def seal(folder: Path, manifest: BundleManifest, files: Iterable[str]) -> None:
-    """Write the labels of a prepared bundle and, last, its manifest with the hashes of its other files."""
+    """Write the labels of a prepared bundle and, last, its manifest with the hashes of its other files.
+
+    A signature that came with copied files is of another manifest.
+    """
+    (folder / SIGNATURE).unlink(missing_ok=True)
     write_text(folder / LABELS, labels_text(manifest.cluster_names))
     hashes = {file: sha256(folder / file) for file in files}
     write_text(folder / MANIFEST, manifest.model_copy(update={"sha256": hashes}).model_dump_json(indent=2) + "\n")

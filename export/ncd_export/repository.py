@@ -24,6 +24,7 @@ from ncd_serve.files import (
     swap_in,
     write_text,
 )
+from ncd_serve.signature import copy_signature
 from ncd_serve.triton.jpeg import add_jpeg_model, jpeg_model_name
 from ncd_serve.triton.repository import CONFIG, MODEL_NAME, VERSION, read_config
 
@@ -111,6 +112,7 @@ def _link(source: str, target: str) -> None:
 def _write_version(bundle: Bundle, folder: Path, config: str, version: int) -> None:
     with atomic_directory(folder / str(version)) as fresh:
         shutil.copyfile(bundle.model_path, fresh / MODEL)
+        copy_signature(bundle.folder, fresh)
     with atomic_path(folder / LABELS) as labels:
         shutil.copyfile(bundle.folder / LABELS, labels)
     write_text(folder / CONFIG, config)

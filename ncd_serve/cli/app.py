@@ -35,6 +35,7 @@ from ncd_serve.cli import (
     query,
     recipes,
     serve,
+    sign,
     studio,
     train,
 )
@@ -59,7 +60,7 @@ completion.add_to_options()
 PANELS: dict[str, list[Callable[..., None]]] = {
     START: [demo.demo, train.train, gallery.gallery, export.export, serve.serve, query.query],
     LOOK: [studio.studio, assign.assign, drift.drift, discover.discover, discover.history],
-    OPERATE: [serve.status, serve.stop, doctor.doctor, plan.plan],
+    OPERATE: [serve.status, serve.stop, sign.sign, doctor.doctor, plan.plan],
     RESEARCH: [
         recipes.recipes,
         backbones.backbones,

@@ -9,7 +9,18 @@ from typing import Annotated
 import typer
 
 from ncd_serve.cli.console import messages, out
-from ncd_serve.cli.options import AllowUrls, Digest, Engine, Form, Images, MinConfidence, Resume, TopK, bundle_or_newest
+from ncd_serve.cli.options import (
+    AllowUrls,
+    Digest,
+    Engine,
+    Form,
+    Images,
+    MinConfidence,
+    PublicKey,
+    Resume,
+    TopK,
+    bundle_or_newest,
+)
 from ncd_serve.errors import UsageError
 from ncd_serve.progress import Progress
 from ncd_serve.runners import Device
@@ -25,6 +36,7 @@ def assign(
         typer.Option("--out", help="Write rows to a .csv, .jsonl or .parquet file; with Ray a folder, also by URL."),
     ] = None,
     digest: Digest = None,
+    public_key: PublicKey = None,
     resume: Resume = False,
     form: Form = None,
     top_k: TopK = 3,
@@ -64,13 +76,16 @@ def assign(
 
     bundle, options = bundle_or_newest(bundle), RowOptions(top_k, min_confidence, allow_urls)
     progress = Progress(messages)
-    load = partial(open_bundle, bundle, device=device, digest=digest, progress=progress)
+    load = partial(open_bundle, bundle, device=device, digest=digest, public_key=public_key, progress=progress)
     if engine is Engine.RAY:
         from ncd_serve.bulk.run import RayOptions, assign_in_bulk
 
         if output is None:
             raise UsageError("--engine ray needs an --out", hint="add --out FOLDER")
-        opened, ray = Bundle.read(bundle, digest=digest), RayOptions(device, block, workers, ray_address)
+        opened, ray = (
+            Bundle.read(bundle, digest=digest, public_key=public_key),
+            RayOptions(device, block, workers, ray_address),
+        )
         assign_in_bulk(images, opened, target=output, resume=resume, options=options, ray=ray, progress=progress)
     elif block or workers or ray_address:
         raise UsageError("--block, --workers and --ray-address are for Ray", hint="add --engine ray")

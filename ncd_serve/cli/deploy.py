@@ -10,7 +10,7 @@ import typer
 
 from ncd_serve.cli.console import messages, out
 from ncd_serve.cli.help import Group, command
-from ncd_serve.cli.options import Digest, PythonModels
+from ncd_serve.cli.options import Digest, PublicKey, PythonModels
 from ncd_serve.deploy import Target
 from ncd_serve.places import ExportPlace, export_place
 
@@ -31,6 +31,7 @@ def render(
     bundle: Annotated[Path, typer.Option(help="A bundle.")],
     folder: Annotated[Path, typer.Option("--out", help="Folder to write.")],
     digest: Digest = None,
+    public_key: PublicKey = None,
     repository: Annotated[
         Path | None, typer.Option(help="Triton model repository that serves it; default: as it was exported.")
     ] = None,
@@ -61,12 +62,13 @@ def render(
     place = ExportPlace(repository or place.repository, model_name or place.model)
     with messages.status("measuring how much memory the model needs"):
         facts = collect_facts(
-            Bundle.read(bundle, digest=digest),
+            Bundle.read(bundle, digest=digest, public_key=public_key),
             place.repository,
             model=place.model,
             image=image,
             repository_uri=repository_uri,
             python_models=python_models,
+            public_key=public_key,
         )
     write(facts, target, folder)
     device = "1 GPU" if facts.gpu else f"{facts.cpus} CPUs"

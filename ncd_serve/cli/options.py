@@ -66,6 +66,12 @@ ResumeRun = Annotated[Path | None, typer.Option(metavar="RUN", help="Resume an i
 Digest = Annotated[
     str | None, typer.Option(help="Refuse the bundle unless it has this digest, which `ncd-serve export` printed.")
 ]
+PublicKey = Annotated[
+    str | None,
+    typer.Option(
+        metavar="FILE|TEXT", help="Refuse what was not signed with the secret half of this key; see `ncd-serve sign`."
+    ),
+]
 PythonModels = Annotated[
     bool, typer.Option("--allow-python-models", help="Serve models that run code of their own, if you trust them.")
 ]

@@ -11,7 +11,7 @@ import typer
 from rich.table import Column, Table
 
 from ncd_serve.cli.console import messages, out, say
-from ncd_serve.cli.options import PythonModels, Token
+from ncd_serve.cli.options import PublicKey, PythonModels, Token
 from ncd_serve.contract import checked_token
 from ncd_serve.errors import ServerError
 from ncd_serve.places import DEFAULT_REPOSITORY
@@ -46,6 +46,7 @@ def serve(
     timeout: Annotated[float, typer.Option(help="Seconds to wait for the models to load.")] = 120.0,
     token: Token = None,
     python_models: PythonModels = False,
+    public_key: PublicKey = None,
     triton_options: Annotated[
         list[str] | None, typer.Argument(help="After a lone --: options of tritonserver itself.", show_default=False)
     ] = None,
@@ -75,6 +76,7 @@ def serve(
         timeout=timeout,
         token=checked_token(token),
         python_models=python_models,
+        public_key=public_key,
         triton_options=triton_options or (),
     )
     if detached:
@@ -99,7 +101,8 @@ def status(as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] 
     servers = [(server, server.trouble()) for server in running_servers()]
     if as_json:
         facts = [
-            {**server.model_dump(mode="json", exclude={"headers", "born"}), "trouble": why} for server, why in servers
+            {**server.model_dump(mode="json", exclude={"headers", "born", "activity"}), "trouble": why}
+            for server, why in servers
         ]
         out.print_json(json.dumps(facts))
     elif servers:

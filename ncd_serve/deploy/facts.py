@@ -12,10 +12,12 @@ from ncd_serve.deploy.memory import OVERHEAD_MIB, SHARED_MEMORY_MIB, peak_mib, p
 from ncd_serve.errors import DataError, UsageError
 from ncd_serve.triton.probe import ANSWER_SECONDS
 from ncd_serve.triton.process import USUAL_PORTS, Ports
-from ncd_serve.triton.repository import check_model, check_repository, model_versions
+from ncd_serve.triton.repository import CONFIG, check_repository, model_versions, read_config
 from ncd_serve.triton.server import DRAIN_SECONDS
+from ncd_serve.triton.signed import check_files
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
     from pathlib import Path
 
     from ncd_serve.bundle import Bundle
@@ -102,10 +104,12 @@ def collect_facts(
     image: str | None = None,
     repository_uri: str = "",
     python_models: bool = False,
+    public_key: str | None = None,
 ) -> Deployment:
     """Collect the facts about a bundle that `repository` serves as `model`; raise an error if it cannot be deployed.
 
-    Repositories with models that run code of their own are refused unless `python_models` allows them.
+    Repositories with models that run code of their own are refused unless `python_models` allows them; with a public
+    key, those with models that its owner did not sign.
     """
     if not _LABEL.fullmatch(model):
         raise UsageError(f"'{model}' cannot be a label in Kubernetes", hint="export it with a shorter --model-name")
@@ -117,7 +121,8 @@ def collect_facts(
     if not _IMAGE.fullmatch(image):
         raise UsageError(f"'{image}' is not the name of an image", hint="e.g. registry.example.com/team/birds:1")
     storage, port = _storage(repository_uri)
-    config = _served_config(repository, model, bundle, python_models=python_models)
+    known = check_repository(repository, python_models=python_models, public_key=public_key)
+    config = _served_config(repository, model, known, bundle)
     max_batch = config.max_batch_size
     return Deployment(
         name=name,
@@ -150,13 +155,13 @@ def _storage(uri: str) -> tuple[str, int]:
     return found["storage"], int(found["port"] or (80 if found["scheme"] == "http" else 443))
 
 
-def _served_config(repository: Path, model: str, bundle: Bundle, *, python_models: bool) -> Any:
-    """Return the model's configuration; raise an error unless it serves the bundle and all models can be loaded."""
-    if model not in check_repository(repository, python_models=python_models):
+def _served_config(repository: Path, model: str, known: Sequence[str], bundle: Bundle) -> Any:
+    """Return the configuration of one of the known models; raise an error unless it serves the bundle."""
+    if model not in known:
         raise DataError(
             f"{repository} has no model '{model}'", hint="name another with --model-name, or another --repository"
         )
-    config = check_model(repository / model, python_models=python_models)
+    config = read_config(repository / model / CONFIG)
     served, bundle_id = config.parameters[f"{FACT_PREFIX}bundle"].string_value, bundle.manifest.bundle_id
     digest = config.parameters[DIGEST_FACT].string_value
     if served != bundle_id or digest not in ("", bundle.digest):  # older versions wrote none
@@ -165,6 +170,7 @@ def _served_config(repository: Path, model: str, bundle: Bundle, *, python_model
             f"{repository / model} serves {found}, not {bundle_id} {bundle.digest}",
             hint="export the run again, or give the --bundle that was exported last",
         )
+    check_files(repository / model, model_versions(repository / model, config)[-1], bundle.manifest)
     return config
 
 

@@ -17,6 +17,7 @@ from ncd_serve.gallery.page import Layout, page_data, write_page
 from ncd_serve.gallery.projection import MapKind, choose_kind, places
 from ncd_serve.gallery.read import read_source
 from ncd_serve.gallery.thumbnails import make_sheets, tile_size
+from ncd_serve.places import title_of
 from ncd_serve.progress import SILENT, Progress
 
 if TYPE_CHECKING:
@@ -71,7 +72,7 @@ def build_gallery(
     layout = lay_out(shown, kind=kind, progress=progress)
     sheets = make_sheets(shown.files, layout.clusters, size=tile_size(len(shown.paths)), progress=progress)
     missing = [start + number for start, sheet in zip(layout.starts, sheets, strict=False) for number in sheet.missing]
-    data = page_data(shown, layout, missing=missing, title=title or shown.source.name)
+    data = page_data(shown, layout, missing=missing, title=title or title_of(shown.source))
     try:
         with atomic_path(target) as temporary, temporary.open("wb") as stream:
             write_page(data, sheets, stream)

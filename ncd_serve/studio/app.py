@@ -1,92 +1,34 @@
-"""The studio's HTTP interface: its page, pictures, and what the page asks for. Every answer needs the token.
-
-A browser gets the token by the address that the command prints, and keeps it in a cookie that no other site can send;
-programs send it as `Authorization: Bearer`. Requests to other names of this machine, or from other pages, are refused.
-"""
+"""The studio's HTTP interface: its page, pictures, and what the page asks for. Every answer needs the token."""
 
 from __future__ import annotations
 
-import secrets
 from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import asdict
-from functools import cache, partial
+from functools import cache
 from importlib.resources import files
 from pathlib import Path
-from typing import Any
 
 from pydantic import BaseModel, ConfigDict, ValidationError
 from starlette.applications import Starlette
 from starlette.concurrency import run_in_threadpool
 from starlette.middleware import Middleware
 from starlette.requests import ClientDisconnect, Request
-from starlette.responses import FileResponse, HTMLResponse, JSONResponse, RedirectResponse, Response
+from starlette.responses import FileResponse, HTMLResponse, JSONResponse, Response
 from starlette.routing import Route
-from starlette.types import ASGIApp, Receive, Scope, Send
 
 from ncd_serve.errors import DataError, NcdError, UsageError
 from ncd_serve.gallery.page import SCRIPTS, script_of, template_part
 from ncd_serve.naming import Names
+from ncd_serve.studio.candidates import NewImage
 from ncd_serve.studio.commands import TrainingForm
 from ncd_serve.studio.desk import Desk
+from ncd_serve.studio.guard import Guard
 from ncd_serve.text import printable
 
-POLICY = (
-    "default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self' blob: data:; connect-src 'self'; "
-    "base-uri 'none'; form-action 'none'; frame-ancestors 'none'"
-)
-HEADERS = {
-    "Content-Security-Policy": POLICY,
-    "X-Content-Type-Options": "nosniff",
-    "Referrer-Policy": "no-referrer",
-    "Cross-Origin-Resource-Policy": "same-origin",
-}
 STUDIO_SCRIPTS = ("api", "split", "new_images", "round", "training", "serving", "studio")
 _MAX_JSON_BYTES, _MAX_IMAGE_BYTES = 16 << 20, 64 << 20
 _KEPT = {"Cache-Control": "private, max-age=86400"}
 Handler = Callable[[Request], Awaitable[Response]]
-
-
-class Guard:
-    """Middleware that lets requests pass which carry the token and come from the studio's own page or from no page."""
-
-    def __init__(self, app: ASGIApp, *, token: str, hosts: frozenset[str], cookie: str) -> None:
-        self._app, self._token, self._hosts, self._cookie = app, token, hosts, cookie
-
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Pass a request on, or answer it with a refusal that says nothing about what is here."""
-        if scope["type"] != "http":
-            await self._app(scope, receive, send)
-            return
-        request = Request(scope)
-        if refused := self._refusal(request):
-            await refused(scope, receive, send)
-        else:
-            await self._app(scope, receive, partial(_send_with_headers, send))
-
-    def _refusal(self, request: Request) -> Response | None:
-        host, origin = request.headers.get("host", ""), request.headers.get("origin")
-        foreign = origin is not None and origin.partition("://")[2] not in self._hosts
-        if host not in self._hosts or foreign or request.headers.get("sec-fetch-site") == "cross-site":
-            return Response("not here\n", 403, headers=HEADERS)
-        if self._is_token(request.query_params.get("token")) and request.url.path == "/":
-            response = RedirectResponse("/", 303, headers=HEADERS)
-            response.set_cookie(self._cookie, self._token, httponly=True, samesite="strict", path="/")
-            return response
-        bearer = request.headers.get("authorization", "").removeprefix("Bearer ")
-        if self._is_token(bearer) or self._is_token(request.cookies.get(self._cookie)):
-            return None
-        return Response("open the address that `ncd-serve studio` printed\n", 401, headers=HEADERS)
-
-    def _is_token(self, given: str | None) -> bool:
-        return given is not None and secrets.compare_digest(given.encode(), self._token.encode())
-
-
-async def _send_with_headers(send: Send, message: Any) -> None:
-    if message["type"] == "http.response.start":
-        present = {name.lower() for name, _ in message["headers"]}
-        extra = [(name.lower().encode(), value.encode()) for name, value in HEADERS.items()]
-        message["headers"] = [*message["headers"], *(pair for pair in extra if pair[0] not in present)]
-    await send(message)
 
 
 def make_app(desk: Desk, *, token: str, hosts: frozenset[str], cookie: str) -> Starlette:
@@ -102,6 +44,7 @@ def make_app(desk: Desk, *, token: str, hosts: frozenset[str], cookie: str) -> S
         Route("/api/apply", _answering(_apply, desk), methods=["POST"]),
         Route("/api/split", _answering(_split, desk), methods=["POST"]),
         Route("/api/category", _answering(_category, desk), methods=["POST"]),
+        Route("/api/candidates", _answering(_candidates, desk)),
         Route("/api/round", _answering(_round, desk), methods=["GET", "POST"]),
         Route("/api/open", _answering(_open, desk), methods=["POST"]),
         Route("/api/training", _answering(_training, desk)),
@@ -243,6 +186,11 @@ async def _category(request: Request, desk: Desk) -> Response:
     return JSONResponse({"path": await run_in_threadpool(desk.keep_image, content, *names)})
 
 
+async def _candidates(request: Request, desk: Desk) -> Response:
+    page = request.query_params.get("page", "")
+    return JSONResponse(await run_in_threadpool(desk.project.candidates, page))
+
+
 async def _round(request: Request, desk: Desk) -> Response:
     return JSONResponse(await run_in_threadpool(desk.next_round if request.method == "POST" else desk.waiting))
 
@@ -288,5 +236,7 @@ async def _serve(request: Request, desk: Desk) -> Response:
 async def _predict(request: Request, desk: Desk) -> Response:
     content = await _body(request, _MAX_IMAGE_BYTES)
     name = printable(request.query_params.get("name", "image"))
-    row = await run_in_threadpool(desk.project.predict, content, name)
+    page, number = request.query_params.get("page"), request.query_params.get("number", "")
+    kept = NewImage(page, int(number)) if page and number.isdecimal() else None
+    row = await run_in_threadpool(desk.project.predict, content, name, kept)
     return JSONResponse({**asdict(row), "top_k": [candidate._asdict() for candidate in row.top_k]})

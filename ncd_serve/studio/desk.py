@@ -40,6 +40,7 @@ class Desk:
     opened: Project | None = None
     folder: Path | None = None  # of images, to begin with
     running: Training | None = None
+    _before: Project | None = None
     _lock: Lock = field(default_factory=Lock)
 
     @property
@@ -50,16 +51,17 @@ class Desk:
         return self.opened
 
     def project_of(self, key: str) -> Project:
-        """Return the open project if pictures are of it."""
-        if key != self.project.key:
-            raise DataError("these pictures are of a run that is not open any more", hint="load the page again")
-        return self.project
+        """Return the project that pictures are of: the open one, or the one before, whose page may still be shown."""
+        for project in (self.opened, self._before):
+            if project is not None and project.key == key:
+                return project
+        raise DataError("these pictures are of a run that is not open any more", hint="load the page again")
 
     def open(self, source: Path) -> None:
         """Show another run or bundle."""
         project = Project(source, progress=self.progress)
         with self._lock:
-            self.opened = project
+            self._before, self.opened = self.opened, project
 
     def page_data(self) -> dict[str, Any]:
         """Return the data of the page; without a project, that of an empty one."""
@@ -104,7 +106,7 @@ class Desk:
                 raise DataError("the model was not exported yet", hint="apply a change first")
             before = Bundle.read(self.project.bundle)
             folder = next_round(before, self.project.new_categories, progress=self.progress)
-            self.opened = Project(folder, progress=self.progress)
+            self._before, self.opened = self.opened, Project(folder, progress=self.progress)
         after = Bundle.read(folder)
         added = len(after.manifest.cluster_names) - len(before.manifest.cluster_names)
         facts = {"bundle": str(folder), "generation": after.manifest.generation, "added": added}

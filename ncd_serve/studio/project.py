@@ -17,9 +17,10 @@ from ncd_serve.gallery.projection import MapKind
 from ncd_serve.gallery.read import naming_of, read_source
 from ncd_serve.gallery.thumbnails import draw_sheet, tile_size
 from ncd_serve.inputs.images import Source
-from ncd_serve.places import ExportPlace, export_place
+from ncd_serve.places import ExportPlace, export_place, title_of
 from ncd_serve.rows.assignment import assign_images
 from ncd_serve.runners import OnnxRunner
+from ncd_serve.studio.candidates import EmbeddingRunner, NewImage, NewImages
 from ncd_serve.studio.splits import propose_splits
 from ncd_serve.triton.registry import server_of
 
@@ -46,10 +47,11 @@ class Project:
         kind = None if len(self._shown.paths) <= MAX_TSNE_IMAGES else MapKind.PCA
         self._layout = lay_out(self._shown, kind=kind, progress=progress)
         missing = [number for number, row in enumerate(self._layout.order) if not self._shown.files[row].is_file()]
-        self._facts = page_data(self._shown, self._layout, missing=missing, title=source.resolve().name)
+        self._facts = page_data(self._shown, self._layout, missing=missing, title=title_of(source))
         self._sheets: OrderedDict[int, bytes] = OrderedDict()
         self._lock, self._model_lock = Lock(), Lock()
         self._runner: OnnxRunner | None = None
+        self._new_images = NewImages()
 
     @property
     def bundle(self) -> Path | None:
@@ -123,15 +125,22 @@ class Project:
             "server": server.grpc_url if server else None,
         }
 
-    def predict(self, content: bytes, name: str) -> Prediction:
-        """Return the row of one image file, by the bundle's model in this process."""
+    def predict(self, content: bytes, name: str, kept: NewImage | None = None) -> Prediction:
+        """Return the row of one image file, by the bundle's model in this process; `kept` is looked at with others."""
         with self._model_lock:
             if self.bundle is None:
                 raise DataError(f"{self.source} was not exported yet", hint=f"ncd-serve export {self.source}")
             if self._runner is None:
                 self._runner = OnnxRunner(self.bundle)
-            (row,) = assign_images([Source(name, lambda: content)], self._runner)
+            runner = EmbeddingRunner(self._runner) if kept else self._runner
+            (row,) = assign_images([Source(name, lambda: content)], runner)
+        if kept and isinstance(runner, EmbeddingRunner) and runner.embeddings is not None:
+            self._new_images.keep(kept, runner.embeddings[0])
         return row
+
+    def candidates(self, page: str) -> list[dict[str, Any]]:
+        """Return groups of the new images of a page that are probably new categories."""
+        return self._new_images.candidates(page, Bundle.read(self.bundle)) if self.bundle else []
 
     @property
     def new_categories(self) -> Path:

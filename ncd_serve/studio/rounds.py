@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 from collections import Counter
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -11,7 +12,7 @@ from ncd_serve.bundle import Bundle
 from ncd_serve.discovery.find import Candidate, Candidates
 from ncd_serve.errors import DataError, needs_extra
 from ncd_serve.files import write_json
-from ncd_serve.inputs.images import find_images
+from ncd_serve.inputs.images import is_image
 from ncd_serve.naming import WRONG
 from ncd_serve.studio.commands import run_command
 
@@ -51,7 +52,11 @@ def next_round(bundle: Bundle, new_categories: Path, *, progress: Progress) -> P
         found = Candidates(checkpoint=about.checkpoint, generation=about.generation, candidates=chosen)
         write_json(accepted, found.model_dump(mode="json"))
         append_generation(bundle.folder, added, accept=accepted, out=folder, progress=progress)
-    run_command("export", str(folder))
+    try:
+        run_command("export", str(folder))
+    except BaseException:
+        shutil.rmtree(folder)  # nobody serves it: the next try makes it once more
+        raise
     return folder
 
 
@@ -64,7 +69,8 @@ def changes(bundle: Bundle) -> list[dict[str, Any]]:
 def _kept(new_categories: Path) -> dict[str, list[Path]]:
     """Return the new images that were kept, by category."""
     folders = sorted(folder for folder in new_categories.glob("*") if folder.is_dir())
-    found = {folder.name: sorted(find_images([folder])) for folder in folders if any(folder.iterdir())}
+    # One that is being written has another ending yet.
+    found = {folder.name: sorted(file for file in folder.iterdir() if is_image(Path(file.name))) for folder in folders}
     return {name: files for name, files in found.items() if files}
 
 

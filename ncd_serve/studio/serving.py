@@ -5,13 +5,12 @@ from __future__ import annotations
 import math
 import os
 from typing import TYPE_CHECKING, Any
-from urllib.parse import urlsplit
 
 from ncd_serve.contract import TOKEN_VARIABLE
 from ncd_serve.errors import NcdError
 from ncd_serve.studio.commands import run_command
 from ncd_serve.triton.install import find_triton
-from ncd_serve.triton.probe import Probe, read_activity
+from ncd_serve.triton.probe import Probe
 from ncd_serve.triton.registry import RunningServer, server_of
 from ncd_serve.triton.serve import request_lines
 
@@ -67,8 +66,5 @@ def _versions(server: RunningServer, model: str) -> list[str]:
 
 
 def _activity(server: RunningServer, model: str) -> dict[str, float] | None:
-    try:
-        found = read_activity(urlsplit(server.metrics_url).netloc).get(model)
-    except (OSError, ValueError):
-        return None
+    found = server.activity.get(model)
     return {key: value for key, value in found._asdict().items() if not math.isnan(value)} if found else None

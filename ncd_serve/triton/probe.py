@@ -27,7 +27,7 @@ BLANK_FILE = b"P5 8 8 255\n" + bytes(64)  # a grey image in PGM
 DEAD_WORKER = "is not healthy"  # Triton about the process of a model
 STOPPED = ("T", "t")  # states of a process
 ASKS = "ncd_jpeg_of"  # the parameter of a model for image files that names the one it asks
-METRIC = re.compile(r'^(\w+)\{.*?\bmodel="([^"]*)".*\} (\S+)$', re.MULTILINE)
+METRIC = re.compile(r'^(\w+)\{.*?\bmodel="([^"]*)".*?\bversion="([^"]*)".*\} (\S+)$', re.MULTILINE)
 QUANTILE = re.compile(r'quantile="([^"]*)"')
 
 
@@ -46,23 +46,13 @@ class ModelVersion(NamedTuple):
 
 
 class Activity(NamedTuple):
-    """Requests of one model since the server started; the latency is that of the last minute, in ms."""
+    """Requests of a model, or of one version of it; the latency is that of the last minute, in ms."""
 
     answered: int
     failed: int
     images: int
     p50: float
     p99: float
-
-    def since(self, start: Activity | None, *, probes: int) -> Activity:
-        """Return the activity after `start`, without probes of one image each; latency only where there is any."""
-        before = start or Activity(0, 0, 0, 0, 0)
-        answered, images = (
-            max(0, now - then - probes)
-            for now, then in ((self.answered, before.answered), (self.images, before.images))
-        )
-        latency = (self.p50, self.p99) if answered else (math.nan, math.nan)
-        return Activity(answered, max(0, self.failed - before.failed), images, *latency)
 
 
 class _UnixConnection(HTTPConnection):
@@ -179,9 +169,11 @@ class Probe:
         # One output is enough to know that the model runs.
         head = json.dumps({"inputs": inputs, "outputs": [{"name": described["outputs"][0]["name"]}]}).encode()
         headers = {"Inference-Header-Content-Length": str(len(head))}
+        asked = [entry.name, *self._asked_by(entry, inputs)]
+        self._made.update(asked)  # before: nobody is to count it meanwhile
         status, body = self._ask("POST", f"{entry.path}/infer", head + b"".join(blanks), headers=headers)
-        if status == 200:
-            self._made.update([entry.name, *self._asked_by(entry, inputs)])
+        if status != 200:
+            self._made.subtract(asked)
         return status, body
 
     def _asked_by(self, entry: ModelVersion, inputs: Sequence[Mapping[str, Any]]) -> list[str]:
@@ -207,18 +199,16 @@ class Probe:
             connection.close()
 
 
-def read_activity(metrics_address: str) -> dict[str, Activity]:
-    """Read the activity of each model from the page for Prometheus; empty when there is none."""
-    status, body = Probe(metrics_address)._ask("GET", "/metrics")
-    sums: dict[str, dict[str, float]] = {}
+def read_activity(metrics_address: str) -> dict[tuple[str, str], Activity]:
+    """Read the activity of each version of each model from the page for Prometheus; empty when there is none."""
+    status, body = Probe(metrics_address)._ask("GET", "/metrics", seconds=FACT_SECONDS)
+    figures: dict[tuple[str, str], dict[str, float]] = {}
     for line in METRIC.finditer(body.decode() if status == 200 else ""):
-        figures, value = sums.setdefault(line[2], {}), float(line[3])
-        if quantile := QUANTILE.search(line[0]):
-            key = line[1] + quantile[1]
-            figures[key] = value if math.isnan(figures.get(key, math.nan)) else max(figures[key], value)
-        else:  # versions and reasons of failure add up
-            figures[line[1]] = figures.get(line[1], 0) + value
-    return {model: _activity(figures) for model, figures in sorted(sums.items())}
+        quantile = QUANTILE.search(line[0])
+        key = line[1] + (quantile[1] if quantile else "")
+        found = figures.setdefault((line[2], line[3]), {})
+        found[key] = found.get(key, 0) + float(line[4])  # reasons of failure add up
+    return {version: _activity(found) for version, found in sorted(figures.items())}
 
 
 def _activity(figures: dict[str, float]) -> Activity:

@@ -12,21 +12,23 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from pydantic import BaseModel, ValidationError
+from pydantic import BaseModel, ConfigDict, ValidationError
 
 from ncd_serve.errors import ServerError, UsageError
 from ncd_serve.files import write_text
 from ncd_serve.text import printable
-from ncd_serve.triton.probe import Probe
+from ncd_serve.triton.probe import Activity, Probe
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
+    from collections.abc import Callable, Iterator, Sequence
 
     from ncd_serve.triton.server import TritonServer
 
 
 class RunningServer(BaseModel):
     """A server, and the process that watches over it."""
+
+    model_config = ConfigDict(ser_json_inf_nan="constants")  # there is no latency without requests
 
     pid: int
     born: int  # when the process started, in the kernel's clock: another process may get its id later
@@ -37,6 +39,7 @@ class RunningServer(BaseModel):
     metrics_url: str
     log: Path | None
     headers: dict[str, str]  # what requests have to carry where interfaces are restricted
+    activity: dict[str, Activity] = {}  # of each model, by requests of clients
 
     def is_alive(self) -> bool:
         """Return True if the process still runs and is still the same."""
@@ -68,8 +71,11 @@ class RunningServer(BaseModel):
 
 
 @contextmanager
-def registered(server: TritonServer, *, repository: Path, log: Path | None) -> Iterator[None]:
-    """Make a server that this process watches over known to `running_servers`, until the block ends."""
+def registered(server: TritonServer, *, repository: Path, log: Path | None) -> Iterator[Callable[[], None]]:
+    """Make a server that this process watches over known to `running_servers`, until the block ends.
+
+    Yields a function that brings the record up to date; it writes only what has changed.
+    """
     path = _folder() / f"{os.getpid()}.json"
     record = RunningServer(
         pid=os.getpid(),
@@ -82,9 +88,18 @@ def registered(server: TritonServer, *, repository: Path, log: Path | None) -> I
         log=log,
         headers=server.headers,
     )
-    write_text(path, record.model_dump_json(indent=2) + "\n")
+    written = ""
+
+    def note() -> None:
+        nonlocal written
+        record.activity = server.activity()
+        if (text := record.model_dump_json(indent=2) + "\n") != written:
+            write_text(path, text)
+            written = text
+
+    note()
     try:
-        yield
+        yield note
     finally:
         path.unlink(missing_ok=True)
 

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from ncd_serve.errors import DataError
 from ncd_serve.triton.jpeg import shipped_code
+from ncd_serve.triton.signed import check_signed
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -25,14 +26,15 @@ VERSION = re.compile(r"[1-9][0-9]*")  # Triton skips all others
 MODEL_FILES = {"onnxruntime": "model.onnx", "python": "model.py"}
 
 
-def check_repository(repository: Path, *, python_models: bool = False) -> list[str]:
+def check_repository(repository: Path, *, python_models: bool = False, public_key: str | None = None) -> list[str]:
     """Return the names of the models; raise DataError with the reason if Triton cannot or must not load them.
 
-    Models that run code of their own are refused unless `python_models` allows them.
+    Models that run code of their own are refused unless `python_models` allows them; with a public key, all models
+    that are not of a bundle which its owner signed.
     """
     models = model_folders(repository)
     for model in models:
-        check_model(model, python_models=python_models)
+        check_model(model, python_models=python_models, public_key=public_key)
     return [model.name for model in models]
 
 
@@ -52,7 +54,7 @@ def model_folders(repository: Path) -> list[Path]:
         raise _unreadable(error) from error
 
 
-def check_model(model: Path, *, python_models: bool = False) -> Any:
+def check_model(model: Path, *, python_models: bool = False, public_key: str | None = None) -> Any:
     """Return the configuration of a model; raise DataError with the reason if Triton cannot or must not load it."""
     try:
         if not MODEL_NAME.fullmatch(model.name):
@@ -75,6 +77,8 @@ def check_model(model: Path, *, python_models: bool = False) -> Any:
                 f"the model '{model.name}' runs code of its own: {code}",
                 hint="export again if it is an older export; allow it only if you trust it: --allow-python-models",
             )
+        if public_key is not None:
+            check_signed(model, config, _loaded(config, versions), public_key)
         return config
     except OSError as error:
         raise _unreadable(error) from error
@@ -112,16 +116,20 @@ def _foreign_code(model: Path, config: Any, versions: list[Path]) -> Iterator[st
         yield f"EXECUTION_ENV_PATH in {CONFIG}"
     if config.model_operations.op_library_filename or config.model_repository_agents.agents:
         yield f"libraries in {CONFIG}"
-    kept = config.version_policy.WhichOneof("policy_choice")
-    newest = max(1, config.version_policy.latest.num_versions)
-    loaded = versions if kept in ("all", "specific") else versions[-newest:]
     ours = shipped_code()
     for file in (entry for entry in model.iterdir() if CODE.fullmatch(entry.name.lower())):
         yield file.name
-    for version in loaded:
+    for version in _loaded(config, versions):
         for path in _files(version):
             if CODE.fullmatch(path.rpartition("/")[2].lower()) and ours.get(path) != (version / path).read_bytes():
                 yield f"{version.name}/{path}"
+
+
+def _loaded(config: Any, versions: list[Path]) -> list[Path]:
+    """Return the versions that Triton would load."""
+    kept = config.version_policy.WhichOneof("policy_choice")
+    newest = max(1, config.version_policy.latest.num_versions)
+    return versions if kept in ("all", "specific") else versions[-newest:]
 
 
 def _files(folder: Path) -> Iterator[str]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import atexit
 import time
 from collections.abc import Callable, Sequence
-from contextlib import nullcontext
+from contextlib import nullcontext, suppress
 from dataclasses import dataclass
 from functools import cached_property
 from ipaddress import ip_address
@@ -53,6 +53,7 @@ def serve(
     timeout: float = READY_SECONDS,
     token: str | None = None,
     allow_python_models: bool = False,
+    public_key: str | None = None,
     triton_options: Sequence[str] = (),
     progress: Progress | None = None,
 ) -> Server:
@@ -63,7 +64,8 @@ def serve(
 
     Without `with`, the server runs until its `stop` is called or this process ends. Omitted ports are free
     ones, so that several servers can run. `model` is the one that `client` asks; by default the exported one. Clients
-    have to send the `token`, or that of the environment variable NCD_SERVE_TOKEN, if there is one.
+    have to send the `token`, or that of the environment variable NCD_SERVE_TOKEN, if there is one. With a
+    `public_key` of minisign, a file or its text, models that its owner did not sign are refused.
     """
     folder = Path(repository)
     asked = _chosen_model(folder, model)
@@ -76,6 +78,7 @@ def serve(
         log_path=Path(log).absolute() if log else None,
         token=checked_token(token),
         python_models=allow_python_models,
+        public_key=public_key,
         extra_arguments=triton_options,
     )
     try:
@@ -148,6 +151,7 @@ class ServeOptions:
     timeout: float = READY_SECONDS
     token: str = ""
     python_models: bool = False  # serve models that run code of their own
+    public_key: str | None = None  # refuse models that its owner did not sign
     triton_options: Sequence[str] = ()
 
     @property
@@ -190,11 +194,18 @@ def serve_until_stopped(
         with progress.status("starting Triton"):
             server.start()
             server.wait_ready(options.timeout)
-        with registered(server, repository=repository, log=log):
+        with registered(server, repository=repository, log=log) as note:
             ready("\n".join([*notes, greeting(server, repository, how_to_stop)]))
             supervisor = Supervisor(server, start_seconds=options.timeout, tell=_with_time(progress))
             with nullcontext() if options.quiet else ActivityDisplay(server, progress.console) as display:
-                supervisor.run(updates=updates, show=display.update if display else lambda: None)
+
+                def show() -> None:
+                    with suppress(OSError):  # a full disk is no reason to stop answering
+                        note()
+                    if display:
+                        display.update()
+
+                supervisor.run(updates=updates, show=show)
     finally:
         with progress.status("stopping Triton: requests in flight may finish (Ctrl-C drops them)"):
             server.stop()
@@ -219,6 +230,7 @@ def _prepared(options: ServeOptions, ports: Sequence[int | None], log: Path | No
         live_updates=options.watch,
         token=options.token,
         python_models=options.python_models,
+        public_key=options.public_key,
         extra_arguments=options.triton_options,
     )
 

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from ncd_serve.contract import TOKEN_HEADER
 from ncd_serve.errors import ServerError
+from ncd_serve.triton.counting import Ledger, warm_up_requests
 from ncd_serve.triton.install import TritonInstall, find_triton
 from ncd_serve.triton.options import TritonOptions
 from ncd_serve.triton.probe import Activity, Probe, read_activity
@@ -29,7 +30,7 @@ from ncd_serve.triton.process import (
     remove_shared_memory,
     start_process,
 )
-from ncd_serve.triton.repository import check_model, check_repository
+from ncd_serve.triton.repository import check_model, model_folders
 
 if TYPE_CHECKING:
     import subprocess
@@ -69,7 +70,8 @@ class TritonServer:
 
     Linux ends the server with the thread that called `start`, so call it from one that stays. With `live_updates`
     models can be loaded while it runs (`probe.load`), only by this process. With a `token`, only clients that send it
-    get answers. `python_models` allows models that run code of their own.
+    get answers. `python_models` allows models that run code of their own. With a `public_key` of minisign, all models
+    have to be of bundles that its owner signed.
     """
 
     def __init__(
@@ -84,6 +86,7 @@ class TritonServer:
         live_updates: bool = False,
         token: str = "",
         python_models: bool = False,
+        public_key: str | None = None,
         extra_arguments: Sequence[str] = (),
     ) -> None:
         """Prepare a server without starting it. Omitted ports are free ones; `extra_arguments` are tritonserver's."""
@@ -94,10 +97,11 @@ class TritonServer:
         self._options = TritonOptions(extra_arguments)
         # Triton has no TLS for HTTP: what is meant to be encrypted must not be open beside it.
         self._http_host = "127.0.0.1" if self._options.has_tls else host
-        self._live_updates, self.token, self._python_models = live_updates, token, python_models
+        self._live_updates, self.token = live_updates, token
+        self._python_models, self._public_key = python_models, public_key
         self._key = uuid.uuid4().hex  # administration can run code here, so only this process has it
         self._patience: float = KILL_SECONDS
-        self._warm_up: dict[str, Activity] = {}
+        self._ledger = Ledger()
         self._probes: Counter[str] = Counter()
         self._run: _Run | None = None
         self._gate: GateProcess | None = None
@@ -106,7 +110,10 @@ class TritonServer:
     def start(self) -> None:
         """Start the process and return at once. A start that fails leaves nothing behind."""
         assert self._run is None, "already started"
-        check_repository(self._repository, python_models=self._python_models)
+        self._probes.clear()
+        self._ledger = Ledger()
+        for model in model_folders(self._repository):
+            self.check(model)
         install = find_triton()
         install.check_backend(self._options.backend_directory)
         with ExitStack() as undo:
@@ -191,21 +198,15 @@ class TritonServer:
                 silent = self.probe.unanswered()
                 if silent is None:
                     self.protect_memory()
-                    self._note_warm_up()
                     return
             if time.monotonic() > deadline:
                 raise self._failure(f"Triton was not ready after {timeout:g} s ({silent})")
             time.sleep(POLL_SECONDS)
 
-    def _note_warm_up(self) -> None:
-        """Note what the models have answered so far: nothing of it came from a client."""
-        assert self._gate is not None
-        self._probes.clear()
-        self._warm_up = read_activity(self._gate.metrics)
-
     def check(self, model: Path) -> None:
-        """Raise DataError with the reason if a model must not be loaded."""
-        check_model(model, python_models=self._python_models)
+        """Raise DataError with the reason if a model must not be loaded; to be called before it is."""
+        config = check_model(model, python_models=self._python_models, public_key=self._public_key)
+        self._ledger.warm_up[model.name] = warm_up_requests(config)
 
     def protect_memory(self) -> None:
         """Close the shared memory of all models to others; to be called after a model was loaded."""
@@ -233,12 +234,9 @@ class TritonServer:
         return {**self._options.headers(), KEY_HEADER: self._key, **token}
 
     def activity(self) -> dict[str, Activity]:
-        """Return the activity of each model, without its warm-up and without our own probes."""
+        """Return the activity of each model that clients have caused since the last start."""
         assert self._gate is not None
-        return {
-            model: activity.since(self._warm_up.get(model), probes=self._probes[model])
-            for model, activity in read_activity(self._gate.metrics).items()
-        }
+        return self._ledger.update(read_activity(self._gate.metrics), self._probes)
 
     def _failure(self, what: str) -> ServerError:
         run = self._started()

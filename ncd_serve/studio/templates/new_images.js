@@ -1,8 +1,14 @@
-// New images: dropped or chosen files, answered one by one, grouped by their clusters; those that fit nowhere come first.
+// New images: dropped or chosen files, answered one by one, grouped by their clusters. Groups that are probably new
+// categories come first, then those that fit nowhere.
 const IMAGE = /\.(jpe?g|png|webp|bmp|gif|tiff?|ppm)$/i;
 const AT_ONCE = 4;
-const answers = []; // { file, row, picture }
+const ENOUGH = 20; // images to look for new categories in
+const thisPage = Array.from(crypto.getRandomValues(new Uint32Array(4)), (part) => part.toString(36)).join("");
+const answers = []; // { file, row, picture, number, kept: the category that it was kept in }
 const chosenFiles = new Set();
+let numbered = 0; // images that were asked about
+let candidates = []; // { images: their numbers, nearest }
+let lookedAt = 0; // answers when candidates were looked for
 
 function makeNewImages() {
   $("pick-files").addEventListener("click", () => $("files").click());
@@ -40,9 +46,10 @@ async function askAbout(files) {
   const queue = [...wanted];
   const worker = async () => {
     for (let file = queue.shift(); file; file = queue.shift()) {
+      const number = numbered++;
       try {
-        const row = await ask(`/predict?name=${encodeURIComponent(file.name)}`, file, { raw: true });
-        answers.push({ file, row, picture: URL.createObjectURL(file) });
+        const row = await ask(`/predict?name=${encodeURIComponent(file.name)}&page=${thisPage}&number=${number}`, file, { raw: true });
+        answers.push({ file, row, picture: URL.createObjectURL(file), number });
       } catch (error) {
         tell(error.message, { alarm: true });
         queue.length = 0;
@@ -54,28 +61,56 @@ async function askAbout(files) {
   await Promise.all(Array.from({ length: AT_ONCE }, worker));
   progress.hidden = true;
   showAnswers();
+  await lookForCandidates();
   const skipped = files.length - wanted.length;
   if (skipped) tell(`${counted(skipped, "file")} skipped: not an image`);
 }
 
+const areEnough = () => answers.filter(({ row }) => row.status !== "error").length >= ENOUGH;
+
+async function lookForCandidates() {
+  if (!areEnough()) return;
+  const seen = answers.length;
+  candidates = await ask(`/api/candidates?page=${thisPage}`).catch((error) => { tell(error.message, { alarm: true }); return []; });
+  lookedAt = seen;
+  showAnswers();
+}
+
 function showAnswers() {
+  const candidateOf = new Map(candidates.flatMap((candidate) => candidate.images.map((number) => [number, candidate])));
   const groups = new Map();
+  const keyOf = ({ row, kept, number }) => (row.status === "error" ? "unreadable" : kept !== undefined ? `kept ${kept}`
+    : candidateOf.get(number) ?? (row.fit === "outlier" ? "nowhere" : row.cluster_id));
   for (const answer of answers) {
-    const { row } = answer;
-    const key = row.status === "error" ? "unreadable" : row.fit === "outlier" ? "nowhere" : row.cluster_id;
+    const key = keyOf(answer);
     if (!groups.has(key)) groups.set(key, []);
     groups.get(key).push(answer);
   }
-  const outliers = groups.get("nowhere")?.length ?? 0;
-  $("new-summary").textContent = `${counted(answers.length, "image")} answered; ` +
-    `${outliers ? `${outliers} like no image of training` : "all are like images of training"}`;
-  const order = (key) => (key === "nowhere" ? -1 : key === "unreadable" ? Infinity : -groups.get(key).length / 1e9);
+  $("new-summary").textContent = answersInWords();
+  const order = (key) => (typeof key === "object" ? -2 : key === "nowhere" ? -1 : key === "unreadable" ? Infinity
+    : typeof key === "string" ? 1 : -groups.get(key).length / 1e9);
   $("new-groups").replaceChildren(...[...groups.keys()].sort((one, other) => order(one) - order(other))
     .map((key) => answerGroup(key, groups.get(key))));
 }
 
+function answersInWords() {
+  const outliers = answers.filter(({ row }) => row.fit === "outlier").length;
+  const fits = outliers ? `${outliers} like no image of training` : "all are like images of training";
+  const found = !areEnough() ? `new categories are looked for in ${ENOUGH} images or more`
+    : lookedAt < answers.length ? "looking for new categories…"
+    : candidates.length > 1 ? `${candidates.length} groups may be new categories`
+    : candidates.length ? "one group may be a new category" : "no new category";
+  return `${counted(answers.length, "image")} answered; ${fits}; ${found}`;
+}
+
+function groupTitle(key, list) {
+  if (typeof key === "object") return "Perhaps a new category";
+  if (list[0].kept !== undefined) return `${list[0].kept}, for the next round`;
+  return { nowhere: "Fits nowhere", unreadable: "Cannot be read" }[key] ?? list[0].row.cluster_name;
+}
+
 function answerGroup(key, list) {
-  const named = { nowhere: "Fits nowhere", unreadable: "Cannot be read" }[key] ?? list[0].row.cluster_name;
+  const isCandidate = typeof key === "object";
   const cluster = byId.get(key);
   const name = make("input", { type: "text", maxlength: 200, placeholder: "Name of a new category", "aria-label": "Name of a new category", autocomplete: "off" });
   const keep = make("form", { class: "answers", submit: (event) => {
@@ -83,11 +118,14 @@ function answerGroup(key, list) {
     const picked = list.filter(({ file }) => chosenFiles.has(file));
     keepCategory(event.submitter, name.value, picked.length ? picked : list);
   } }, name, make("button", {}, "Make a category of these"));
-  const offer = () => { keep.hidden = key === "unreadable" || (key !== "nowhere" && !list.some(({ file }) => chosenFiles.has(file))); };
+  const always = isCandidate || key === "nowhere";
+  const never = key === "unreadable" || list[0].kept !== undefined;
+  const offer = () => { keep.hidden = never || (!always && !list.some(({ file }) => chosenFiles.has(file))); };
   offer();
-  return make("section", { class: `box group-${key}`, click: offer },
-    make("h2", {}, cluster ? makeMark(cluster) : null, ` ${named} `, make("span", { class: "muted" }, counted(list.length, "image"))),
-    make("div", { class: "answer-list" }, ...list.map(answerTile)), keep);
+  const about = counted(list.length, "image") + (isCandidate ? ` that are alike, nearest to ${key.nearest}` : "");
+  return make("section", { class: `box${isCandidate ? " candidate" : key === "nowhere" ? " nowhere" : ""}`, click: offer },
+    make("h2", {}, cluster ? makeMark(cluster) : null, ` ${groupTitle(key, list)} `, make("span", { class: "muted" }, about)),
+    keep, make("div", { class: "answer-list" }, ...list.map(answerTile)));
 }
 
 function answerTile({ file, row, picture }) {
@@ -106,5 +144,12 @@ async function keepCategory(button, name, list) {
     for (const { file } of list) last = await ask(`/api/category?${query(file)}`, file, { raw: true });
     return last;
   });
-  if (kept) tell(`${counted(list.length, "image")} kept for the next round, in ${kept.path.split("/").slice(0, -1).join("/")}`, { seconds: 15 });
+  if (!kept) return;
+  for (const answer of list) {
+    answer.kept = name.trim();
+    chosenFiles.delete(answer.file);
+  }
+  showAnswers();
+  watchRound();
+  tell(`${counted(list.length, "image")} kept for the next round, in ${kept.path.split("/").slice(0, -1).join("/")}`, { seconds: 15 });
 }

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import shutil
 from pathlib import Path
+from typing import Any
 
 import ncd_serve
 from ncd_serve.bundle import MANIFEST, Bundle
 from ncd_serve.errors import DataError
 from ncd_serve.files import atomic_directory, is_unfinished, write_text
+from ncd_serve.signature import copy_signature
 
 MAX_BATCH = 16
 INSTANCES, DECODERS = 2, 2  # processes of the model, and processes that decode for each of them
@@ -46,6 +48,12 @@ def jpeg_model_name(name: str) -> str:
     return name + _SUFFIX
 
 
+def asked_by(config: Any) -> str:
+    """Return the model that a model for image files asks; an empty text for all other models."""
+    found = {key: value.string_value for key, value in config.parameters.items()}
+    return found.get(_MARK, "")
+
+
 def add_jpeg_model(bundle: Bundle, repository: Path, *, name: str, version: int) -> Path:
     """Add the model that takes image files for version `version` of the model `name`; return the folder of its version.
 
@@ -64,6 +72,7 @@ def add_jpeg_model(bundle: Bundle, repository: Path, *, name: str, version: int)
     target = folder / str(version)
     with atomic_directory(target) as fresh:
         shutil.copyfile(bundle.folder / MANIFEST, fresh / MANIFEST)
+        copy_signature(bundle.folder, fresh)
         for path, source in shipped_code().items():
             (fresh / path).parent.mkdir(parents=True, exist_ok=True)
             (fresh / path).write_bytes(source)
