@@ -48,7 +48,7 @@ from ncd_training.objective.self_labels import (
 )
 from ncd_training.pretext import Stages
 from ncd_training.run.step import build_state
-from ncd_training.score.metrics import matched_clusters
+from ncd_training.base.matching import matched_clusters
 from ncd_training.study.class_features import (
     MIN_CLASSES_TO_RECOGNISE,
     by_cuts,
@@ -56,7 +56,7 @@ from ncd_training.study.class_features import (
     known_share,
     surely_novel,
 )
-from ncd_training.study.constrained_kmeans import FREE, constrained_kmeans
+from ncd_training.objective.constrained_kmeans import FREE, constrained_kmeans
 from rich.console import Console
 from rich.table import Table
 from sklearn.cluster import AgglomerativeClustering, KMeans

@@ -35,7 +35,7 @@ from ncd_serve.errors import UsageError
 from tests.runs import SILENT, ready
 
 QUIET = Console(quiet=True)
-METHODS = ("dual", "rankstat", "dtc", "kcl", "mcl", "kmeans", "orca")
+METHODS = ("dual", "rankstat", "dtc", "kcl", "mcl", "kmeans", "orca", "simgcd", "uno", "gcd", "pim")
 KNOWN, NOVEL, EACH, DIM, VIEWS = 12, 3, 20, 8, 4
 
 
@@ -70,7 +70,7 @@ def blob_config(method: str, **more: Any) -> TrainConfig:
         "supervised.epochs": 0,
         "similarity.epochs": 30 if method in ("kcl", "mcl") else 0,
         "similarity.batch": 40,
-        "optim.epochs": 0 if method == "kmeans" else 30,
+        "optim.epochs": 30 if method_named(method).has_epochs else 0,
         "optim.learning_rate": 1e-2 if method in ("kcl", "mcl") else 0.05,
         "optim.labelled_batch": 0 if method in ("dtc", "kcl", "mcl") else 32,
         "optim.unlabelled_batch": 32,
@@ -94,7 +94,7 @@ def blob_state(config: TrainConfig) -> TrainState:
     parts = TrunkParts(nn.Identity(), nn.Identity(), tail, DIM)
     model = DualBranchModel(parts, known=KNOWN, novel=NOVEL, model=config.model)
     method = build_method(config, model, images=NOVEL * EACH, clusters=NOVEL)
-    return TrainState(model, method, run_step.build_optimizer(model, config.optim))
+    return TrainState(model, method, run_step.build_optimizer(model, method, config.optim))
 
 
 @torch.no_grad()
@@ -117,6 +117,7 @@ def discover(config: TrainConfig, blobs: Blobs, monkeypatch: pytest.MonkeyPatch)
     while state.epoch < optim.epochs:
         state.method.before_epoch(state.model, state.epoch, material)
         train_epoch(state, loader, plan, blobs.labels, config)
+        state.method.after_epoch(state.model, state.epoch, material)
     return blob_accuracy(state, blobs)
 
 
