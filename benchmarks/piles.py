@@ -27,6 +27,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import torch
 import torch.nn.functional as F
+from ncd_training.base.matching import matched_clusters
 from ncd_training.config.resolve import resolve_config
 from ncd_training.config.schema import TrainConfig
 from ncd_training.data.manifest import Manifest
@@ -37,6 +38,7 @@ from ncd_training.model.map_cache import cache_views
 from ncd_training.model.predict import Ids
 from ncd_training.model.weights import initial_trunk, settle
 from ncd_training.objective.clustering import class_whitening, main_directions
+from ncd_training.objective.constrained_kmeans import FREE, constrained_kmeans
 from ncd_training.objective.method import Lesson, Material, checked
 from ncd_training.objective.recognition import MIXED_SHARE
 from ncd_training.objective.self_labels import (
@@ -48,7 +50,6 @@ from ncd_training.objective.self_labels import (
 )
 from ncd_training.pretext import Stages
 from ncd_training.run.step import build_state
-from ncd_training.base.matching import matched_clusters
 from ncd_training.study.class_features import (
     MIN_CLASSES_TO_RECOGNISE,
     by_cuts,
@@ -56,7 +57,6 @@ from ncd_training.study.class_features import (
     known_share,
     surely_novel,
 )
-from ncd_training.objective.constrained_kmeans import FREE, constrained_kmeans
 from rich.console import Console
 from rich.table import Table
 from sklearn.cluster import AgglomerativeClustering, KMeans

@@ -1,4 +1,4 @@
-"""Contrast of views and of known classes, in a small space behind the embedding: GCD's two terms, which others share."""
+"""Contrast of views and of known classes, in a small space behind the embedding: terms of GCD that others share."""
 
 from __future__ import annotations
 
