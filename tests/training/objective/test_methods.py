@@ -180,7 +180,7 @@ def test_open_world_accuracy_by_both_protocols() -> None:
     assert unnamed["unlabelled-train, seen images, paper's protocol"].acc == pytest.approx(3 / 4)
 
 
-@pytest.mark.parametrize("method", ["dtc", "kcl", "orca", "selex"])
+@pytest.mark.parametrize("method", ["dtc", "kcl", "orca", "uno", "selex"])
 def test_a_resumed_run_ends_alike_and_true_classes_change_nothing(
     method: str, glyphs: Path, tiny_settings: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -194,7 +194,7 @@ def test_a_resumed_run_ends_alike_and_true_classes_change_nothing(
     settings |= {"optim.batch_by_size": False}
     if method == "dtc":
         settings |= {"method.warm_up_epochs": 1, "method.variant": "tep"}
-    if method != "orca":
+    if method in ("dtc", "kcl"):
         settings["optim.labelled_batch"] = 0
     prepared = ready(resolve_config(recipes=["glyphs", *method_recipes(method)], overrides=settings))
     whole = RunDir.create(tmp_path / "whole", prepared.config)

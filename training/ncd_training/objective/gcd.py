@@ -53,6 +53,10 @@ class Gcd(Method):
         weight = self.settings.supervised_weight
         return {"contrast": (1.0 - weight) * views, "supervised_contrast": weight * classes}
 
+    def before_training(self, model: DualBranchModel, material: Material) -> None:
+        """Set the heads by the features that training starts from."""
+        self.after_epoch(model, 0, material)
+
     def after_epoch(self, model: DualBranchModel, epoch: int, material: Material) -> None:
         """Cluster the features of the tail, and set the heads to the centres."""
         branch, seed = model.branches[0], material.config.optim.seed
