@@ -19,8 +19,9 @@ from ncd_training.summary.live import duration
 
 _TESTED = (
     "`against` is the difference of ACC on unlabelled-train in points, by one matching over all images, with its 95% "
-    "interval from a paired bootstrap over images and seeds; * marks a real difference (0 is outside)."
+    "interval from a paired bootstrap over {drawn}; * marks a real difference (0 is outside)."
 )
+_ONE_SEED = "images, of one seed: other seeds may differ more"
 
 
 def run_comparison(
@@ -77,7 +78,11 @@ def tested(found: Comparison, jobs: Sequence[Job]) -> Comparison:
     for job in jobs:
         runs.setdefault(job.row.label, []).append(graded(job.run) if job.finished else None)
     resampled = resample(runs)
-    return replace(found, resampled=resampled, notes=[*found.notes, _TESTED] if resampled else found.notes)
+    if resampled is None:
+        return found
+    seeds = max(map(len, runs.values()))
+    note = _TESTED.format(drawn="images and seeds" if seeds > 1 else _ONE_SEED)
+    return replace(found, resampled=resampled, notes=[*found.notes, note])
 
 
 def notes(
