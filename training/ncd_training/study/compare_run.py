@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 from ncd_serve.progress import Progress
 from ncd_training.data.manifest import UNLABELLED_TRAIN, Manifest
@@ -13,7 +14,7 @@ from ncd_training.study.compare import Job, Ledger, Wishes, check_jobs, departur
 from ncd_training.study.compare_page import write_page
 from ncd_training.study.compare_rows import Row, RowSet
 from ncd_training.study.compare_table import Comparison, collect
-from ncd_training.study.piles import CELLS, Cell, write_pile
+from ncd_training.study.piles import Cell, write_pile
 from ncd_training.study.significance import Graded, graded, resample
 from ncd_training.summary.live import duration
 
@@ -40,17 +41,13 @@ def run_comparison(
 
     `cell`: the images of each seed are a pile that is drawn from the dataset. `report`: the command, for a page.
     """
-    rows, piles = chosen.pick(labels), {}
-    comparable = cell is None or cell.name == "clean"
-    if cell is not None:
-        whole = list_images(wishes.config(rows[0]), track=progress.track).manifest
-        piles = {seed: write_pile(cell, whole, seed=seed, folder=folder) for seed in seeds}
+    rows = chosen.pick(labels)
+    place, piles = _drawn(cell, rows[0], seeds, wishes, folder, progress) if cell else (None, {})
     jobs = plan_jobs(rows, seeds, wishes, folder, piles)
     manifest = check_jobs(jobs, progress=progress)
-    place = manifest.name if cell is None else f"{whole.name}, {cell.name}"
-    title, about = f"{name} on {place}, ACC in %", notes(chosen, rows, wishes, manifest, comparable=comparable)
-    if cell is not None:
-        about = [f"Cell {cell.name}: {CELLS[cell.name]}; drawn anew for each seed.", *about]
+    comparable = cell is None or cell.name == "clean"
+    title = f"{name} on {place or manifest.name}, ACC in %"
+    about = [*([cell.line] if cell else []), *notes(chosen, rows, wishes, manifest, comparable=comparable)]
     ledger = Ledger(folder)
 
     def table() -> Comparison:
@@ -70,6 +67,15 @@ def run_comparison(
     if report is not None:
         write_page(found, jobs, command=report)
     return found
+
+
+def _drawn(
+    cell: Cell, row: Row, seeds: Sequence[int], wishes: Wishes, folder: Path, progress: Progress
+) -> tuple[str, dict[int, dict[str, Any]]]:
+    """Draw the piles of a cell; return a name for all of them, and the settings of each seed."""
+    whole = list_images(wishes.config(row), track=progress.track).manifest
+    piles = {seed: write_pile(cell, whole, seed=seed, folder=folder) for seed in seeds}
+    return f"{whole.name}, {cell.name}", piles
 
 
 def tested(found: Comparison, jobs: Sequence[Job]) -> Comparison:

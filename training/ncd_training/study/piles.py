@@ -32,6 +32,11 @@ class Cell(NamedTuple):
     name: str
     foreign: tuple[Path, ...] = ()
 
+    @property
+    def line(self) -> str:
+        """Sentence about the pile."""
+        return f"Cell {self.name}: {CELLS[self.name]}; drawn anew for each seed."
+
 
 class Pile(NamedTuple):
     """Rows of a cell among the images of a dataset, labelled and unlabelled."""
