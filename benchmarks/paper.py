@@ -18,7 +18,8 @@ from pathlib import Path
 
 from ncd_training.study.compare import Wishes
 from ncd_training.study.compare_rows import Row, RowSet, row_set
-from ncd_training.study.compare_table import Comparison, ResultRow, run_comparison
+from ncd_training.study.compare_run import run_comparison
+from ncd_training.study.compare_table import Comparison, ResultRow
 from rich.console import Console
 from rich.table import Table
 

@@ -27,6 +27,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import torch
 import torch.nn.functional as F
+from ncd_training.base.matching import matched_clusters
 from ncd_training.config.resolve import resolve_config
 from ncd_training.config.schema import TrainConfig
 from ncd_training.data.manifest import Manifest
@@ -37,6 +38,7 @@ from ncd_training.model.map_cache import cache_views
 from ncd_training.model.predict import Ids
 from ncd_training.model.weights import initial_trunk, settle
 from ncd_training.objective.clustering import class_whitening, main_directions
+from ncd_training.objective.constrained_kmeans import FREE, constrained_kmeans
 from ncd_training.objective.method import Lesson, Material, checked
 from ncd_training.objective.recognition import MIXED_SHARE
 from ncd_training.objective.self_labels import (
@@ -48,7 +50,6 @@ from ncd_training.objective.self_labels import (
 )
 from ncd_training.pretext import Stages
 from ncd_training.run.step import build_state
-from ncd_training.score.metrics import matched_clusters
 from ncd_training.study.class_features import (
     MIN_CLASSES_TO_RECOGNISE,
     by_cuts,
@@ -56,7 +57,7 @@ from ncd_training.study.class_features import (
     known_share,
     surely_novel,
 )
-from ncd_training.study.constrained_kmeans import FREE, constrained_kmeans
+from ncd_training.study.piles import CELLS, FOREIGN, Pile, draw_pile
 from rich.console import Console
 from rich.table import Table
 from sklearn.cluster import AgglomerativeClustering, KMeans
@@ -64,8 +65,7 @@ from sklearn.cluster import AgglomerativeClustering, KMeans
 from ncd_serve.progress import Progress
 
 SHARED = Path(__file__).resolve().parents[2] / "shared" / "data"
-CELLS = ("clean", "tail", "mixed", "unknown", "wild")
-RATIO, FOREIGN_SHARE, MAX_PER_CLASS = 20, 0.05, 400
+MAX_PER_CLASS = 400
 console = Console(width=130)
 silent = Progress(Console(quiet=True))
 
@@ -76,13 +76,6 @@ class Data(NamedTuple):
     images: list[Path]
     classes: Ids
     known: int
-
-
-class Pile(NamedTuple):
-    """Rows of a cell among the images of its data, labelled and unlabelled."""
-
-    labelled: Ids
-    unlabelled: Ids
 
 
 def read_cub() -> list[tuple[Path, int]]:
@@ -109,28 +102,7 @@ def load(name: str) -> Data:
     own, other = (read_cub(), read_cifar10()) if name == "cub" else (read_cifar10(), read_cub())
     foreign = [other[row][0] for row in np.random.default_rng(0).permutation(len(other))[: len(own) // 20]]
     images = [path for path, _ in own] + foreign
-    return Data(images, np.array([number for _, number in own] + [-1] * len(foreign)), 160 if name == "cub" else 5)
-
-
-def pile_of(cell: str, data: Data, seed: int) -> Pile:
-    """Draw the images of a cell."""
-    rng, classes = np.random.default_rng([seed, CELLS.index(cell)]), int(data.classes.max()) + 1
-    mixed, falling = cell in ("mixed", "wild"), cell in ("tail", "wild")
-    labelled, unlabelled = list[int](), list[int]()
-    for place, number in enumerate(rng.permutation(np.arange(data.known, classes))):
-        rows = rng.permutation(np.flatnonzero(data.classes == number))
-        share = RATIO ** (-place / (classes - data.known - 1)) if falling else 1.0
-        unlabelled += rows[: max(2, round(share * len(rows)))].tolist()
-    each = round(len(unlabelled) / data.known)
-    for number in range(data.known):
-        rows = rng.permutation(np.flatnonzero(data.classes == number))
-        hidden = min(len(rows) // 2, max(1, each)) if mixed else 0
-        unlabelled += rows[:hidden].tolist()
-        labelled += rows[hidden:].tolist()
-    if cell == "wild":
-        foreign = np.flatnonzero(data.classes == -1)
-        unlabelled += rng.permutation(foreign)[: round(FOREIGN_SHARE * len(unlabelled))].tolist()
-    return Pile(np.array(labelled), np.array(unlabelled))
+    return Data(images, np.array([number for _, number in own] + [FOREIGN] * len(foreign)), 160 if name == "cub" else 5)
 
 
 class Features:
@@ -214,7 +186,7 @@ def scores(ids: Ids, true: Ids, known: int) -> dict[str, float]:
 
 def measure(cell: str, seed: int, features: Features) -> dict[str, Any]:
     """Cluster one cell with every row."""
-    data, pile = features.data, pile_of(cell, features.data, seed)
+    data, pile = features.data, draw_pile(cell, features.data.classes, known=features.data.known, seed=seed)
     optim = features.config.optim.model_copy(update={"seed": seed})
     config = features.config.model_copy(update={"optim": optim})
     before, labels = features.initial(pile, config), torch.from_numpy(data.classes[pile.labelled])
@@ -275,7 +247,7 @@ def main() -> None:
     """Measure missing cells, and print all tables."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--data", nargs="+", choices=("cub", "cifar10"), default=["cub", "cifar10"])
-    parser.add_argument("--cells", nargs="+", choices=CELLS, default=CELLS)
+    parser.add_argument("--cells", nargs="+", choices=CELLS, default=list(CELLS))
     parser.add_argument("--seeds", nargs="+", type=int, default=[0, 1, 2])
     parser.add_argument("--out", type=Path, default=Path("build/piles"))
     options = parser.parse_args()

@@ -45,6 +45,16 @@ def compare(
     set_: SetOptions = None,
     rows: Annotated[str | None, typer.Option(metavar="A,B", help="Only these rows of the set.")] = None,
     seeds: Annotated[str, typer.Option(metavar="N,N", help="Run each row once with each of these seeds.")] = "0",
+    cell: Annotated[
+        str | None,
+        typer.Option(metavar="NAME", help="Draw realistic piles from the images: clean, tail, mixed, unknown, wild."),
+    ] = None,
+    foreign: Annotated[
+        Path | None, typer.Option(metavar="DIR", help="Images of other things, for the cell wild.")
+    ] = None,
+    report: Annotated[
+        bool, typer.Option("--report", help="Also write comparison.html, a page that tells all.")
+    ] = False,
     out_: Annotated[Path | None, typer.Option("--out", help="Folder; default runs/<set>-<dataset>.")] = None,
     list_: Annotated[bool, typer.Option("--list", help="List the available comparisons.")] = False,
 ) -> None:
@@ -55,6 +65,7 @@ def compare(
     Examples:
         ncd-serve compare --list
         ncd-serve compare baselines --dataset cub200 --recipe quick --seeds 0,1
+        ncd-serve compare since-2021 --dataset cub200 --cell mixed --recipe quick --report
     """
     options = locals()
     use_device(options.pop("device"))
@@ -73,7 +84,10 @@ def compare(
         del options["list_"]
         table = api.compare(**options, settings=settings, out=folder, progress=progress)
     out.print(table.table(out.width))
-    for line in (*table.notes, f"table: {table.folder}/comparison.md, comparison.csv, comparison.png"):
+    for line in (
+        *table.notes,
+        f"table: {table.folder}/comparison.md, comparison.csv, comparison.png{', comparison.html' * report}",
+    ):
         out.print(line, highlight=False, markup=False, soft_wrap=True)
     if table.errors:
         for line in table.errors:

@@ -116,7 +116,7 @@ def build(config: TrainConfig, trunk: str = "small_resnet", device: torch.device
     model.to(memory_format=torch.channels_last)
     model.to(device)
     precision = Precision.on(device, mixed=config.optim.mixed_precision)
-    return TrainState(model.train(), objective, build_optimizer(model, config.optim), precision)
+    return TrainState(model.train(), objective, build_optimizer(model, objective, config.optim), precision)
 
 
 def pictures(trunk: str = "small_resnet", images: int = LABELLED + UNLABELLED) -> Tensor:
@@ -286,7 +286,7 @@ def fake_steps(trunk: str, device: torch.device, precision: Precision) -> None:
         with FakeTensorMode() as mode:
             for module in (state.model, state.method):
                 module._apply(lambda tensor: mode.from_tensor(tensor).to(device))
-            optimizer = build_optimizer(state.model, config.optim)
+            optimizer = build_optimizer(state.model, state.method, config.optim)
             take_steps(replace(state, optimizer=optimizer, precision=precision), trunk)
     finally:
         torch.__future__.set_overwrite_module_params_on_conversion(False)

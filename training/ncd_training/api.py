@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import inspect
 import re
+import sys
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from importlib.util import find_spec
@@ -392,6 +393,9 @@ def compare(
     settings: Settings = None,
     rows: Sequence[str] = (),
     seeds: Sequence[int] = (0,),
+    cell: str | None = None,
+    foreign: AnyPath | None = None,
+    report: bool = False,
     out: AnyPath | None = None,
     progress: ProgressOn = True,
 ) -> Comparison:
@@ -402,16 +406,28 @@ def compare(
     """
     from ncd_training.study.compare import Wishes
     from ncd_training.study.compare_rows import row_set
-    from ncd_training.study.compare_table import run_comparison
+    from ncd_training.study.compare_run import run_comparison
+    from ncd_training.study.piles import chosen_cell
+    from ncd_training.summary.page import command_line
 
     flags = settings_of(compare, locals())
     check_places(flags)
     file = Path(config) if config else None
     wishes = Wishes(recipes=_listed(recipe), config_file=file, flags=flags, overrides=overrides_of(settings))
     place = dataset or Path(manifest or unlabelled or "data").stem
-    folder = Path(out) if out else Path("runs") / f"{rows_of}-{place}"
+    folder = Path(out) if out else Path("runs") / "-".join(filter(None, [rows_of, place, cell]))
     chosen = row_set(rows_of)
-    return run_comparison(rows_of, chosen, rows, seeds, wishes, folder, progress=_shown(progress))
+    return run_comparison(
+        rows_of,
+        chosen,
+        rows,
+        seeds,
+        wishes,
+        folder,
+        progress=_shown(progress),
+        cell=chosen_cell(cell, Path(foreign) if foreign else None) if cell else None,
+        report=command_line(sys.argv) if report else None,
+    )
 
 
 def _resolved(function: Callable[..., Any], values: Mapping[str, Any], method: str | None = None) -> TrainConfig:

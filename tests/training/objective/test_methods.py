@@ -12,119 +12,26 @@ import torch
 import torch.nn.functional as F
 from ncd_training.base.run_dir import RunDir
 from ncd_training.config.resolve import Layer, merged, method_names, method_recipes, parse_override, resolve_config
-from ncd_training.config.schema import MethodConfig, TrainConfig
-from ncd_training.data.views import BatchPlan, batches
-from ncd_training.model.branches import CentreHead, CosineHead, DualBranchModel
-from ncd_training.model.map_cache import CachedViews
-from ncd_training.model.trunk import ConvTail, TrunkParts
+from ncd_training.config.schema import MethodConfig
+from ncd_training.model.branches import CentreHead, CosineHead
 from ncd_training.objective.dtc import DeepTransferClustering, DtcSettings, sharpened, start_head
 from ncd_training.objective.kcl_mcl import SimilarityNetwork, pairwise_kl
 from ncd_training.objective.kmeans import set_to_centres
-from ncd_training.objective.method import Batch, Material, build_method, checked, method_named
+from ncd_training.objective.method import Batch, Material, checked, method_named
 from ncd_training.objective.orca import margin_cross_entropy, positive_bce, positive_pairs
-from ncd_training.run import step as run_step
 from ncd_training.run import train as training
-from ncd_training.run.step import TrainState, train_epoch
-from ncd_training.score.metrics import cluster_accuracy, open_world_scores
+from ncd_training.score.metrics import open_world_scores
 from rich.console import Console
 from sklearn.cluster import KMeans
 from torch import nn
 
 from ncd_serve import progress
 from ncd_serve.errors import UsageError
+from tests.blobs import EACH, NOVEL, Blobs, Seen, blob_config, blob_state, discover
 from tests.runs import SILENT, ready
 
 QUIET = Console(quiet=True)
-METHODS = ("dual", "rankstat", "dtc", "kcl", "mcl", "kmeans", "orca")
-KNOWN, NOVEL, EACH, DIM, VIEWS = 12, 3, 20, 8, 4
-
-
-class Blobs:
-    """Trunk maps of images in well separated groups: known classes, then novel ones."""
-
-    def __init__(self, folder: Path) -> None:
-        rng = np.random.default_rng(0)
-        corners = np.array([[number >> bit & 1 for bit in range(DIM // 2)] for number in range(2 ** (DIM // 2))])
-        centres = 3.0 * np.hstack([corners, 1 - corners])[rng.permutation(len(corners))[: KNOWN + NOVEL]]
-        classes = np.repeat(np.arange(KNOWN + NOVEL), EACH)
-        maps = centres[classes][:, None] + 0.3 * rng.standard_normal((len(classes), VIEWS, DIM))
-        path = folder / "blobs.npy"
-        np.save(path, maps[..., None, None].astype(np.float16))
-        self.views = CachedViews(path)
-        self.labels = torch.from_numpy(classes[: KNOWN * EACH])
-        self.truth = classes[KNOWN * EACH :] - KNOWN
-        self.novel = torch.from_numpy(maps[KNOWN * EACH :, 0]).float()[..., None, None]
-
-
-@pytest.fixture(scope="module")
-def blobs(tmp_path_factory: pytest.TempPathFactory) -> Blobs:
-    return Blobs(tmp_path_factory.mktemp("blobs"))
-
-
-def blob_config(method: str, **more: Any) -> TrainConfig:
-    settings: dict[str, Any] = {
-        "data.novel_classes": NOVEL,
-        "data.workers": 0,
-        "data.resolution": 32,
-        "data.resize": 32,
-        "supervised.epochs": 0,
-        "similarity.epochs": 30 if method in ("kcl", "mcl") else 0,
-        "similarity.batch": 40,
-        "optim.epochs": 0 if method == "kmeans" else 30,
-        "optim.learning_rate": 1e-2 if method in ("kcl", "mcl") else 0.05,
-        "optim.labelled_batch": 0 if method in ("dtc", "kcl", "mcl") else 32,
-        "optim.unlabelled_batch": 32,
-        "optim.batch_by_size": False,
-        "loss.consistency_weight": 1.0,
-        **({"method.warm_up_epochs": 5} if method == "dtc" else {}),
-        "model.dictionary_size": 64,
-        # Corners share half of their coordinates or more: a soft score would call different blobs half alike.
-        "pseudo_labels.hard": True,
-        "pseudo_labels.global_top_k": 4,
-        "pseudo_labels.local_top_k": 10,
-    }
-    return checked(resolve_config(recipes=method_recipes(method), overrides={**settings, **more}))
-
-
-def blob_state(config: TrainConfig) -> TrainState:
-    torch.manual_seed(0)
-    tail = ConvTail(nn.Conv2d(DIM, DIM, 1), nn.ReLU())
-    with torch.no_grad():
-        tail.stages[0].weight.copy_(torch.eye(DIM)[..., None, None])
-    parts = TrunkParts(nn.Identity(), nn.Identity(), tail, DIM)
-    model = DualBranchModel(parts, known=KNOWN, novel=NOVEL, model=config.model)
-    method = build_method(config, model, images=NOVEL * EACH, clusters=NOVEL)
-    return TrainState(model, method, run_step.build_optimizer(model, config.optim))
-
-
-@torch.no_grad()
-def blob_accuracy(state: TrainState, blobs: Blobs) -> float:
-    state.model.eval()
-    ids = state.model.branches[0](blobs.novel).cluster_logits.argmax(dim=1).numpy()
-    return cluster_accuracy(ids, blobs.truth)
-
-
-def discover(config: TrainConfig, blobs: Blobs, monkeypatch: pytest.MonkeyPatch) -> float:
-    """The loop of a real run on maps that are there already."""
-    state = blob_state(config)
-    material = Material(blobs.views, blobs.labels, [Path()] * (NOVEL * EACH), config, progress.silent)
-    if config.method.name == "kmeans":
-        monkeypatch.setattr("ncd_training.objective.kmeans.run_model", lambda *_, **__: Seen(blobs.novel))
-    optim = config.optim
-    plan = BatchPlan(len(blobs.labels), NOVEL * EACH, optim.labelled_batch, optim.unlabelled_batch, seed=optim.seed)
-    loader = batches(blobs.views, plan, workers=0, device=state.model.device)
-    state.method.before_training(state.model, material)
-    while state.epoch < optim.epochs:
-        state.method.before_epoch(state.model, state.epoch, material)
-        train_epoch(state, loader, plan, blobs.labels, config)
-    return blob_accuracy(state, blobs)
-
-
-class Seen:
-    """What the model would make of image files."""
-
-    def __init__(self, maps: torch.Tensor) -> None:
-        self.embedding = maps.flatten(1).numpy()
+METHODS = ("dual", "rankstat", "dtc", "kcl", "mcl", "kmeans", "orca", "simgcd", "uno", "gcd", "pim", "selex")
 
 
 @pytest.mark.parametrize("method", METHODS)
@@ -180,7 +87,7 @@ def test_temporal_ensemble_is_a_bias_corrected_mean(blobs: Blobs) -> None:
     method = DeepTransferClustering(DtcSettings.model_validate(config.method.own), config.loss, images=2, clusters=2)
     steps = [torch.tensor([[0.9, 0.1]]), torch.tensor([[0.5, 0.5]])]
     for q in steps:
-        output: Any = Seen(blobs.novel)
+        output: Any = Seen(blobs.pile)
         output.cluster_logits = q.log()
         method.remember(Batch([output], [], torch.tensor([]), torch.tensor([1]), 1.0), branches=None, generator=None)
     # 0.6 * 0.4 of the first and 0.4 of the second, over 1 - 0.36.
@@ -243,7 +150,7 @@ def test_orca_s_margin_is_how_uncertain_the_pile_is(blobs: Blobs) -> None:
     material = Material(blobs.views, blobs.labels, [Path()] * (NOVEL * EACH), config, progress.silent)
     state.method.before_epoch(state.model, state.epoch, material)
     with torch.no_grad():
-        likeliest = state.model.branches[0](blobs.novel).cluster_logits.softmax(dim=1).amax(dim=1).mean()
+        likeliest = state.model.branches[0](blobs.pile).cluster_logits.softmax(dim=1).amax(dim=1).mean()
     assert state.method.margin == pytest.approx(min(0.5, 1.0 - likeliest.item()), abs=0.02)
 
 
@@ -273,7 +180,7 @@ def test_open_world_accuracy_by_both_protocols() -> None:
     assert unnamed["unlabelled-train, seen images, paper's protocol"].acc == pytest.approx(3 / 4)
 
 
-@pytest.mark.parametrize("method", ["dtc", "kcl", "orca"])
+@pytest.mark.parametrize("method", ["dtc", "kcl", "orca", "uno", "selex"])
 def test_a_resumed_run_ends_alike_and_true_classes_change_nothing(
     method: str, glyphs: Path, tiny_settings: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -287,7 +194,7 @@ def test_a_resumed_run_ends_alike_and_true_classes_change_nothing(
     settings |= {"optim.batch_by_size": False}
     if method == "dtc":
         settings |= {"method.warm_up_epochs": 1, "method.variant": "tep"}
-    if method != "orca":
+    if method in ("dtc", "kcl"):
         settings["optim.labelled_batch"] = 0
     prepared = ready(resolve_config(recipes=["glyphs", *method_recipes(method)], overrides=settings))
     whole = RunDir.create(tmp_path / "whole", prepared.config)

@@ -2,6 +2,7 @@ from itertools import permutations
 
 import numpy as np
 import pytest
+from ncd_training.base.matching import matched_clusters
 from ncd_training.score.metrics import (
     class_rows,
     cluster_accuracy,
@@ -9,7 +10,6 @@ from ncd_training.score.metrics import (
     cluster_scores,
     joint_scores,
     known_scores,
-    matched_clusters,
 )
 
 

@@ -6,6 +6,7 @@ import csv
 import io
 import json
 import os
+import re
 import shutil
 import signal
 import sys
@@ -20,7 +21,8 @@ from ncd_training.data.datasets import DATASETS
 from ncd_training.data.manifest import Manifest
 from ncd_training.study.compare import Job, Ledger, RunCost, Wishes, _run_and_measure, departures, plan_jobs
 from ncd_training.study.compare_rows import row_set, set_names
-from ncd_training.study.compare_table import Comparison, collect, mean_and_deviation, notes
+from ncd_training.study.compare_run import notes
+from ncd_training.study.compare_table import Comparison, collect, mean_and_deviation
 from PIL import Image
 from rich.console import Console
 
@@ -70,6 +72,7 @@ def test_the_issue_s_tables_are_there() -> None:
         "generic",
         "open-world",
         "ranking",
+        "since-2021",
         "sources",
         "supervised-stage",
         "v-sampling",
@@ -365,3 +368,40 @@ def test_a_run_does_not_count_the_memory_of_the_process_that_started_it(tmp_path
     held = np.ones(500 * 10**6, np.uint8)
     cost, _ = _run_and_measure([sys.executable, "-c", "import time; time.sleep(0.5)"], tmp_path / "said.log")
     assert 1e6 < cost.memory < len(held) / 5
+
+
+@pytest.mark.slow
+def test_a_page_tells_all(both_seeds: list[str]) -> None:
+    assert compare(*both_seeds, "--report") == 0
+    out = folder_of(both_seeds)
+    page = (out / "comparison.html").read_text()
+    for part in (
+        "against ",
+        "95% interval",
+        "<svg",
+        "data:image/png;base64",
+        "model.branches",
+        "scikit-learn",
+        "Seeds 0, 1",
+    ):
+        assert part in page
+    assert not re.search(r"(src|href)=\"(?!data:|#)", page), "the page needs no other file"
+    assert "against" in (out / "comparison.md").read_text()
+
+
+def test_figures_of_another_protocol_are_not_compared() -> None:
+    chosen = row_set("since-2021")
+    rows = chosen.pick(["simgcd", "dual"])
+    assert all(row.figures("cub200") == {} for row in rows[1:])
+    manifest = Manifest("cub200", [], [], [], None)
+    line = notes(chosen, rows, wishes(), manifest)[0]
+    assert "not comparable" in line and "DINO ViT-B/16" in line and "simgcd 60.3 / 65.6 / 57.7" in line
+    mixed = notes(chosen, rows, wishes(), manifest, comparable=False)
+    assert not any("The settings are those of the paper" in line for line in mixed)
+
+
+def test_the_piles_of_a_cell_are_the_seeds_own(tmp_path: Path) -> None:
+    piles = {seed: {"dataset": None, "manifest": tmp_path / f"{seed}.csv", "pile": "mixed"} for seed in (0, 1)}
+    jobs = plan_jobs(row_set("since-2021").pick(["simgcd"]), [0, 1], wishes(), tmp_path, piles)
+    assert [job.config.data.manifest for job in jobs] == [tmp_path / "0.csv", tmp_path / "1.csv"]
+    assert {job.config.data.dataset for job in jobs} == {None}

@@ -13,7 +13,7 @@ from ncd_serve.preprocess import PreprocessSpec
 
 # Source of a branch's pseudo labels: whole images, or their parts.
 BranchKind = Literal["global", "local"]
-HeadKind = Literal["separate", "joint", "open_world"]
+HeadKind = Literal["separate", "joint", "open_world", "auto"]
 HeadForm = Literal["linear", "cosine", "centres"]
 PartSimilarity = Literal["cosine", "euclidean"]
 # Unlabelled images: of novel classes only, of known classes too, or to be decided from the images.
@@ -75,6 +75,7 @@ class ModelConfig(Section):
     branches: Literal["global", "local", "global+global", "local+local", "global+local"] = "global+local"
     # joint: the known head also has outputs for the novel classes (RankStat's incremental head), so it can tell known
     # from novel. open_world: one head for known and novel classes, if the unlabelled images contain both.
+    # auto: open_world if they do, else separate; `train` fills it in.
     heads: HeadKind = "separate"
     # cosine: logits are 10 times the cosine of embedding and class weights (first regulariser of the open world).
     # centres: logits from distances to C cluster centres in C dimensions (DTC).
@@ -218,13 +219,14 @@ class EstimateConfig(Section):
 
 
 class OptimConfig(Section):
-    """Gradient descent with step decay."""
+    """Gradient descent, and the schedule of its learning rate."""
 
     optimizer: Literal["sgd", "adam"] = "sgd"
     epochs: int = Field(200, ge=0)
     learning_rate: float = Field(0.1, gt=0)
     momentum: float = Field(0.9, gt=0, lt=1)
     weight_decay: float = Field(1e-4, ge=0)
+    schedule: Literal["steps", "cosine"] = "steps"  # of the learning rate: decay at milestones, or half a cosine
     milestones: tuple[int, ...] = (170,)
     decay: float = Field(0.1, gt=0)  # factor of the learning rate at each milestone
     labelled_batch: int = Field(128, ge=0)  # 0: an epoch is one pass over the unlabelled images

@@ -76,9 +76,12 @@ def list_images(config: TrainConfig, *, track: Track) -> Setup:
 
 def with_pile(config: TrainConfig, pile: PileKind) -> TrainConfig:
     """Return the configuration for a kind of pile; clusters that start from features get a head for known classes."""
-    data, model = config.data.model_copy(update={"pile": pile}), config.model
-    if pile == "mixed" and config.self_labels.weight and model.heads == "separate":
-        model = model.model_copy(update={"heads": "open_world"})
+    heads = config.model.heads
+    if pile == "mixed" and (heads == "auto" or (config.self_labels.weight and heads == "separate")):
+        heads = "open_world"
+    elif pile == "novel" and heads == "auto":
+        heads = "separate"
+    data, model = config.data.model_copy(update={"pile": pile}), config.model.model_copy(update={"heads": heads})
     return config.model_copy(update={"data": data, "model": model})
 
 

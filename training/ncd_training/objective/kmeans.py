@@ -10,7 +10,6 @@ import torch.nn.functional as F
 from sklearn.cluster import KMeans
 from torch import Tensor, nn
 
-from ncd_serve.errors import UsageError
 from ncd_training.model.branches import CosineHead
 from ncd_training.model.predict import run_model
 from ncd_training.objective.method import Material, Method
@@ -30,18 +29,12 @@ class KMeansCentres(Method):
     name = "kmeans"
     title = "k-means on the features that training would start from"
     needs = MappingProxyType({"branches": "global", "heads": "separate"})
+    has_epochs = False
 
     @classmethod
     def build(cls, config: TrainConfig, model: DualBranchModel, *, images: int, clusters: int) -> Self:
         """Create the method."""
         return cls()
-
-    @classmethod
-    def check(cls, config: TrainConfig) -> None:
-        """Raise UsageError if the settings ask for epochs of training."""
-        super().check(config)
-        if config.optim.epochs:
-            raise UsageError("the method kmeans has no training", hint="set optim.epochs=0, as in the recipe kmeans")
 
     def before_training(self, model: DualBranchModel, material: Material) -> None:
         """Cluster the unlabelled images with the preprocessing of a served model, and set the head to the centres."""

@@ -68,6 +68,36 @@ def uniform_divergence(logits: Tensor) -> Tensor:
     return (mean * mean.clamp_min(_EPSILON).log()).sum() + math.log(logits.shape[1])
 
 
+def self_distillation(student: Tensor, teacher: Tensor, sharpness: float) -> Tensor:
+    """Return the cross entropy of logits [B, C] with another view's sharper prediction, which has no gradient."""
+    return F.cross_entropy(student, (sharpness * teacher.detach()).softmax(dim=1))
+
+
+def contrastive(similarity: Tensor, alike: Tensor) -> Tensor:
+    """Return the cross entropy of a softmax over all other rows with the shares of those that are `alike`.
+
+    `similarity` [B, B] is divided by the temperature, `alike` [B, B] is at least 0. The diagonals of both do not count,
+    nor does a row that is like no other.
+    """
+    itself = torch.eye(len(similarity), dtype=torch.bool, device=similarity.device)
+    logs = similarity.masked_fill(itself, -torch.inf).log_softmax(dim=1).masked_fill(itself, 0.0)
+    alike = alike.to(logs.dtype).masked_fill(itself, 0.0)
+    totals = alike.sum(dim=1)
+    rows = -(alike * logs).sum(dim=1) / totals.clamp_min(_EPSILON)
+    return rows.sum() / (totals > 0).sum().clamp_min(1)
+
+
+def mutual_information(logits: Tensor, labelled: int, strength: float) -> Tensor:
+    """Return less the entropy of the mean prediction, plus `strength` times the mean entropy of predictions (PIM).
+
+    The first term is over all rows of logits [B, C], the second over those after the first `labelled` ones.
+    """
+    predictions, logs = logits.softmax(dim=1), logits.log_softmax(dim=1)
+    mean = predictions.mean(dim=0)
+    unsure = -(predictions[labelled:] * logs[labelled:]).sum(dim=1).mean()
+    return strength * unsure + (mean * mean.clamp_min(_EPSILON).log()).sum()
+
+
 def ramp_up(loss: LossConfig, epoch: int) -> float:
     """Return exp(-5 (1 - t/r)^2), 1 from epoch r on (Eq. 10)."""
     progress = min(epoch, loss.ramp_epochs) / loss.ramp_epochs

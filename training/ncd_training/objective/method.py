@@ -75,7 +75,8 @@ class Batch(NamedTuple):
 class Method(nn.Module):
     """Base class of discovery methods. Data, trunk, loop, checkpoints, evaluation and export are common to all.
 
-    A method computes the loss terms of a batch. State that must survive a resume is registered as buffers.
+    A method computes the loss terms of a batch. State that must survive a resume is registered as buffers. Its own
+    parameters are trained with the branches, and never served.
     To add a method, write a module in this folder with a subclass that has a name, and a recipe of that name.
     """
 
@@ -83,6 +84,7 @@ class Method(nn.Module):
     title: ClassVar[str] = ""  # for reports and model cards
     needs: ClassVar[Mapping[str, str]] = {}  # settings of the section `model` that the method requires
     teaches_known: ClassVar[bool] = False  # discovery trains a head on the known classes
+    has_epochs: ClassVar[bool] = True  # False: heads are set before the first epoch, and there is none
     takes_self_labels: ClassVar[bool] = False  # the method supports the section `self_labels`
     Settings: ClassVar[type[Section]] = Section  # the method's own settings: the section `method` without `name`
 
@@ -107,6 +109,9 @@ class Method(nn.Module):
             raise _unfit("only the method dtc supports model.head_form=centres")
         if config.self_labels.weight and not cls.takes_self_labels:
             raise _unfit(f"the method {cls.name} does not support self_labels.weight: do not use the recipe own-images")
+        if config.optim.epochs and not cls.has_epochs:
+            hint = f"set optim.epochs=0, as in the recipe {cls.name}"
+            raise UsageError(f"the method {cls.name} has no training", hint=hint)
         if not config.optim.labelled_batch and cls.teaches_known_in(config):
             raise _unfit("optim.labelled_batch must be at least 1: known classes are learned from labelled images")
 
@@ -124,6 +129,9 @@ class Method(nn.Module):
 
     def before_epoch(self, model: DualBranchModel, epoch: int, material: Material) -> None:
         """Prepare an epoch, e.g. refresh targets. The result must be the same on every rank and after a resume."""
+
+    def after_epoch(self, model: DualBranchModel, epoch: int, material: Material) -> None:
+        """Finish an epoch, now the number of finished ones: set the heads that are evaluated and served."""
 
     def forward(self, batch: Batch) -> dict[str, Tensor]:
         """Return the loss terms by name; their sum is minimised."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -26,6 +27,9 @@ if TYPE_CHECKING:
     from ncd_training.data.prepare import Setup
     from ncd_training.data.views import BatchPlan
     from ncd_training.model.trunk import TrunkParts
+
+
+_LAST_SHARE = 1e-3  # of the learning rate, at the end of a cosine
 
 
 @dataclass
@@ -73,12 +77,13 @@ def build_state(setup: Setup, parts: TrunkParts, ranks: Ranks | None = None) -> 
     model.to(device)
     method.to(device)
     precision = Precision.on(device, mixed=config.optim.mixed_precision)
-    return TrainState(model, method, build_optimizer(model, config.optim), precision, ranks)
+    return TrainState(model, method, build_optimizer(model, method, config.optim), precision, ranks)
 
 
-def build_optimizer(model: DualBranchModel, optim: OptimConfig) -> torch.optim.Optimizer:
-    """Build the optimiser of the branches."""
-    parameters = model.branches.parameters()
+def build_optimizer(model: DualBranchModel, method: Method, optim: OptimConfig) -> torch.optim.Optimizer:
+    """Build the optimiser of the branches, and of what the method trains beside them."""
+    own = (parameter for parameter in method.parameters() if parameter.requires_grad)
+    parameters = [*model.branches.parameters(), *own]
     if optim.optimizer == "adam":
         return torch.optim.Adam(parameters, optim.learning_rate, weight_decay=optim.weight_decay)
     return torch.optim.SGD(parameters, optim.learning_rate, optim.momentum, weight_decay=optim.weight_decay)
@@ -132,6 +137,7 @@ def train_step(
     batch = Batch(first, second, labels, rows, ramp)
     terms = method(batch)
     precision.backward(torch.stack(list(terms.values())).sum())
+    # The method sees the whole batch on every rank, so gradients of its own parameters are complete.
     ranks.add_gradients(model.branches.parameters())
     if precision.update(state.optimizer, statistics):  # features of a skipped step may be infinite
         method.remember(batch, branches=model.branches, generator=generator)
@@ -152,5 +158,8 @@ def split_views(outputs: list[BranchOutput]) -> tuple[list[BranchOutput], list[B
 
 
 def learning_rate(optim: OptimConfig, epoch: int) -> float:
-    """Return the learning rate, with step decay after each milestone."""
+    """Return the learning rate: with step decay after each milestone, or along half a cosine to a thousandth."""
+    if optim.schedule == "cosine":
+        share = 0.5 * (1.0 + math.cos(math.pi * epoch / optim.epochs))
+        return optim.learning_rate * (_LAST_SHARE + (1.0 - _LAST_SHARE) * share)
     return optim.learning_rate * optim.decay ** sum(epoch >= milestone for milestone in optim.milestones)

@@ -205,6 +205,7 @@ def _fit(setup: Setup, state: TrainState, run: RunDir, log: RunLog, progress: Pr
                 state.method.before_epoch(state.model, state.epoch, material)
                 ranks.follow_leader(state.model.branches, state.method)
                 terms = train_epoch(state, display.steps(loader), plan, material.labels, config)
+                state.method.after_epoch(state.model, state.epoch, material)
                 if not ranks.is_leader:
                     continue
                 display.say("evaluating the clusters")

@@ -7,11 +7,11 @@ from pathlib import Path
 
 import numpy as np
 from numpy.typing import NDArray
-from scipy.optimize import linear_sum_assignment
 from sklearn.metrics import adjusted_rand_score, normalized_mutual_info_score
 
 from ncd_serve.preprocess import PreprocessSpec, load_array
 from ncd_serve.progress import Track
+from ncd_training.base.matching import matched_clusters
 from ncd_training.base.run_dir import ClassScore, Score
 from ncd_training.data.manifest import KNOWN_TEST, NOVEL_TEST, UNLABELLED_TRAIN, Manifest
 from ncd_training.model.branches import DualBranchModel
@@ -21,16 +21,6 @@ _PIXEL_SIDE = 32
 # Protocols of accuracy in an open world.
 PAPER, ONE_MATCHING = " images, paper's protocol", " images, one matching"
 JOINT = ", joint head"  # suffix of splits that a head over known and novel classes was scored on
-
-
-def matched_clusters(predicted: Ids, true: Ids) -> Ids:
-    """Return the cluster of each true class [classes] under the best one-to-one matching (Hungarian)."""
-    size = int(max(predicted.max(), true.max())) + 1
-    counts = np.zeros((size, size), np.int64)
-    np.add.at(counts, (true, predicted), 1)
-    _, clusters = linear_sum_assignment(counts, maximize=True)
-    matched: Ids = clusters
-    return matched
 
 
 def cluster_accuracy(predicted: Ids, true: Ids) -> float:

@@ -13,8 +13,8 @@ import numpy as np
 from ncd_serve.files import sha256
 from ncd_serve.mixture import fit_mixture
 from ncd_serve.reference import Reference
+from ncd_training.base.matching import matched_clusters
 from ncd_training.model.predict import run_model
-from ncd_training.score.metrics import matched_clusters
 
 if TYPE_CHECKING:
     from ncd_serve.preprocess import PreprocessSpec

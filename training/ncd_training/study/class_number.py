@@ -30,8 +30,8 @@ from sklearn.metrics import silhouette_score
 from torch import Tensor
 
 from ncd_training.model.predict import Ids
+from ncd_training.objective.constrained_kmeans import FREE, constrained_kmeans
 from ncd_training.score.metrics import cluster_accuracy
-from ncd_training.study.constrained_kmeans import FREE, constrained_kmeans
 
 if TYPE_CHECKING:
     from ncd_serve.progress import Track

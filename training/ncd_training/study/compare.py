@@ -13,7 +13,7 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -153,16 +153,30 @@ class Ledger:
         self._costs.pop(job.name, None)
 
 
-def plan_jobs(rows: Sequence[Row], seeds: Sequence[int], wishes: Wishes, folder: Path) -> list[Job]:
-    """Return all runs, seed by seed, so that the first table is complete early; raise UsageError for invalid rows."""
+def plan_jobs(
+    rows: Sequence[Row],
+    seeds: Sequence[int],
+    wishes: Wishes,
+    folder: Path,
+    piles: Mapping[int, dict[str, Any]] | None = None,
+) -> list[Job]:
+    """Return all runs, seed by seed, so that the first table is complete early; raise UsageError for invalid rows.
+
+    `piles` has settings of the section `data` for each seed.
+    """
     cached = {"data.cache_dir": str((folder / "views").absolute()), "report.tsne_epochs": []}
     wishes = replace(wishes, flags=cached | wishes.flags)
     configs = [wishes.config(row) for row in rows]
     return [
-        Job(row, config.model_copy(update={"optim": config.optim.model_copy(update={"seed": seed})}), folder)
+        Job(row, _of_seed(config, seed, (piles or {}).get(seed, {})), folder)
         for seed in seeds
         for row, config in zip(rows, configs, strict=True)
     ]
+
+
+def _of_seed(config: TrainConfig, seed: int, pile: dict[str, Any]) -> TrainConfig:
+    optim = config.optim.model_copy(update={"seed": seed})
+    return config.model_copy(update={"optim": optim, "data": config.data.model_copy(update=pile)})
 
 
 def check_jobs(jobs: Sequence[Job], *, progress: Progress) -> Manifest:

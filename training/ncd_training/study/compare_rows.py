@@ -33,6 +33,7 @@ class Row(Section):
     for_dataset: dict[str, dict[str, Any]] = Field(default_factory=dict)  # settings on top, by dataset
     # ACC by dataset; in an open world that of `seen` and of `novel` images.
     published: dict[str, PublishedAcc | dict[str, PublishedAcc]] = Field(default_factory=dict)
+    elsewhere: dict[str, str] = Field(default_factory=dict)  # figures by dataset that must not be compared with ours
 
     def figures(self, dataset: str | None) -> dict[str, tuple[float, float | None]]:
         """Return published ACC and deviation by group of images: `novel`, in an open world also `seen`."""
@@ -46,6 +47,7 @@ class RowSet(Section):
 
     title: str
     note: str = ""  # caveat about the published figures
+    elsewhere: str = ""  # protocol and backbone of the figures `elsewhere`
     rows: tuple[Row, ...]
 
     @property

@@ -13,12 +13,11 @@ from rich import box
 from rich.table import Table
 
 from ncd_serve.files import write_text
-from ncd_serve.progress import Progress
 from ncd_serve.text import spreadsheet_cell
-from ncd_training.data.manifest import KNOWN_TEST, NOVEL_TEST, UNLABELLED_TRAIN, Manifest
+from ncd_training.data.manifest import KNOWN_TEST, NOVEL_TEST, UNLABELLED_TRAIN
 from ncd_training.score.metrics import ONE_MATCHING, PAPER
-from ncd_training.study.compare import Job, Ledger, Wishes, check_jobs, departures, plan_jobs, run_all
-from ncd_training.study.compare_rows import Row, RowSet
+from ncd_training.study.compare import Job, Ledger
+from ncd_training.study.significance import Interval, Resampled
 from ncd_training.summary.live import duration
 from ncd_training.summary.plots import Bar, draw_bars
 
@@ -59,6 +58,7 @@ class Comparison:
     notes: list[str]
     folder: Path
     exit_code: int = 0  # of the first run that failed
+    resampled: Resampled | None = None  # of the rows that are finished with all seeds, if there are two
 
     @property
     def columns(self) -> list[str]:
@@ -77,6 +77,8 @@ class Comparison:
         header = ["row"]
         for name in self.columns:
             header += [name.removeprefix(f"{UNLABELLED_TRAIN}, "), *(["paper"] if name in self.published else [])]
+        if self.resampled:
+            header.append(f"against {self.resampled.best}")
         return [[*header, "seeds", "time", "CPU time", "memory"], *(self._cells(line) for line in self.lines)]
 
     def _cells(self, line: ResultRow) -> list[str]:
@@ -85,10 +87,19 @@ class Comparison:
             cells.append(with_deviation(*line.measured(name)))
             if name in self.published:
                 cells.append(with_deviation(*line.figure(name)))
+        if self.resampled:
+            gap = self.against_best(line.label)
+            cells.append(_NONE if gap is None else gap_text(gap))
         if not line.seconds:
             return [*cells, str(line.seeds), _NONE, _NONE, _NONE]
         times = duration(line.seconds), duration(line.cpu_seconds)
         return [*cells, str(line.seeds), *times, f"{line.memory / 1e9:.1f} GB"]
+
+    def against_best(self, label: str) -> Interval | None:
+        """Return by how much a row is better than the best one; None for that row, and for rows that lack a seed."""
+        if self.resampled is None or label not in self.resampled.labels or label == self.resampled.best:
+            return None
+        return self.resampled.difference(label, self.resampled.best)
 
     @property
     def errors(self) -> list[str]:
@@ -134,9 +145,12 @@ class Comparison:
         writer = csv.writer(stream)
         kinds = ("mean", "deviation", "published", "published deviation")
         header = [f"{name}, {kind}" for name in self.columns for kind in kinds]
-        writer.writerow(["row", "method", "seeds", *header, "seconds", "cpu_seconds", "memory_bytes", "error"])
+        costs = ["seconds", "cpu_seconds", "memory_bytes", "error"]
+        gaps = ["against best", "against best, low", "against best, high"]
+        writer.writerow(["row", "method", "seeds", *header, *gaps, *costs])
         for line in self.lines:
             figures = [figure for name in self.columns for figure in (*line.measured(name), *line.figure(name))]
+            figures += self.against_best(line.label) or [None] * len(gaps)
             rounded = ["" if figure is None else f"{figure:.2f}" for figure in figures]
             costs = [f"{line.seconds:.1f}", f"{line.cpu_seconds:.1f}", line.memory, spreadsheet_cell(line.error or "")]
             writer.writerow([spreadsheet_cell(line.label), line.method, line.seeds, *rounded, *costs])
@@ -152,65 +166,9 @@ def _width(cells: Sequence[Sequence[str]]) -> int:
     )
 
 
-def run_comparison(
-    name: str,
-    chosen: RowSet,
-    labels: Sequence[str],
-    seeds: Sequence[int],
-    wishes: Wishes,
-    folder: Path,
-    *,
-    progress: Progress,
-) -> Comparison:
-    """Run the rows with these labels (none: all) for each seed; files in `folder` are updated after every run."""
-    rows = chosen.pick(labels)
-    jobs = plan_jobs(rows, seeds, wishes, folder)
-    manifest = check_jobs(jobs, progress=progress)
-    title, about = f"{name} on {manifest.name}, ACC in %", notes(chosen, rows, wishes, manifest)
-    ledger = Ledger(folder)
-
-    def table() -> Comparison:
-        return collect(jobs, ledger, folder, title=title, dataset=wishes.dataset, notes=about)
-
-    try:
-        for job in run_all(jobs, ledger, progress=progress):
-            progress.say(f"{job.name}: {outcome(job, ledger)}")
-            table().write(folder)
-    except (KeyboardInterrupt, SystemExit):
-        progress.say(f"interrupted; run the same command again to resume (runs are in {folder})")
-        raise
-    table().draw(folder)
-    return table()
-
-
-def notes(chosen: RowSet, rows: Sequence[Row], wishes: Wishes, manifest: Manifest) -> list[str]:
-    """Return notes on the figures: departures from the paper, initial weights, meaning of the columns."""
-    lines = list(manifest.notes)
-    if any(row.figures(wishes.dataset) for row in rows):
-        changed = departures(rows, wishes)
-        start = wishes.overrides.get("model.weights", wishes.flags.get("model.weights", "random weights"))
-        lines += [
-            f"The column `paper` was obtained with other settings (here for the paper's): {'; '.join(changed)}."
-            if changed
-            else "The settings are those of the paper.",
-            f"The paper starts from self-supervised weights (MoCo v2 or RotNet), these runs start from {start}.",
-            *filter(None, [chosen.note]),
-        ]
-    return [
-        *lines,
-        "ACC is that of the last epoch, ± the sample standard deviation over seeds. Time is the mean of a run, "
-        "memory the peak of its training process, including the cached views that it read.",
-    ]
-
-
-def outcome(job: Job, ledger: Ledger) -> str:
-    """Return the outcome of a run in a line."""
-    cost = ledger[job]
-    if not job.finished:
-        return f"failed: {cost.error}"
-    scores = job.run.read_summary().scores
-    acc = f"ACC {100 * scores[UNLABELLED_TRAIN].acc:.1f} %, "
-    return f"{acc}{duration(cost.seconds)}, {cost.memory / 1e9:.1f} GB"
+def gap_text(gap: Interval) -> str:
+    """Return `-3.2 (-5.0 to -1.4) *`; the star marks a real difference."""
+    return f"{gap.mean:+.1f} ({gap.low:+.1f} to {gap.high:+.1f}){' *' * gap.real}"
 
 
 def collect(

@@ -150,7 +150,7 @@ def render_report(setup: Setup, run: RunDir, *, epoch: int, scored: bool) -> str
     sizes = reference.counts.tolist() if reference else []
     facts = json.loads(run.environment.read_text()) if run.environment.exists() else {}
     findings = _lines(run.skipped)
-    return _template().render(
+    return template("report.html.jinja").render(
         manifest=setup.manifest,
         clusters=setup.clusters,
         config=setup.config,
@@ -308,7 +308,8 @@ def _lines(file: Path) -> list[str]:
     return file.read_text(encoding="utf-8").splitlines() if file.exists() else []
 
 
-def _template() -> Any:
+def template(name: str) -> Any:
+    """Return a template of a page by its file name."""
     environment = Environment(
         loader=PackageLoader("ncd_training.summary"),
         autoescape=True,
@@ -323,4 +324,4 @@ def _template() -> Any:
         "quote": shlex.quote,
         "worst": WORST_CLASSES,
     }
-    return environment.get_template("report.html.jinja")
+    return environment.get_template(name)

@@ -48,6 +48,15 @@ class Bar:
     published: float | None
 
 
+class CostPoint(NamedTuple):
+    """Row of a comparison: mean time of a run, and ACC in percent with its deviation."""
+
+    label: str
+    minutes: float
+    acc: float
+    deviation: float | None
+
+
 class CurvePlots:
     """Curves of a run that is training, redrawn at most once a minute: drawing takes a second."""
 
@@ -141,6 +150,23 @@ def draw_bars(columns: Mapping[str, Sequence[Bar]], *, title: str, target: Path)
     places[0][-1].legend(fontsize="small", loc="center left", bbox_to_anchor=(1, 0.5), frameon=False)
     figure.suptitle(title)
     save_figure(figure, target)
+
+
+def cost_picture(points: Sequence[CostPoint]) -> bytes:
+    """Return a PNG picture of ACC against time."""
+    figure = Figure(figsize=(7, 4.2), layout="constrained")
+    axes = figure.subplots()
+    for point in points:
+        axes.errorbar(point.minutes, point.acc, yerr=point.deviation, fmt="o", color="C0", ecolor="0.6", capsize=3)
+        axes.annotate(
+            point.label, (point.minutes, point.acc), xytext=(6, 3), textcoords="offset points", fontsize="small"
+        )
+    axes.set(xlabel="minutes of a run", ylabel="ACC in %")
+    axes.set_xlim(left=0)
+    axes.margins(x=0.15, y=0.1)
+    axes.grid(alpha=0.3)
+    axes.spines[["top", "right"]].set_visible(False)
+    return Picture(figure)._repr_png_()
 
 
 def save_figure(figure: Figure, target: Path) -> None:

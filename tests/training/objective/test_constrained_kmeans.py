@@ -3,8 +3,8 @@
 import numpy as np
 import pytest
 import torch
+from ncd_training.objective.constrained_kmeans import FREE, constrained_kmeans
 from ncd_training.score.metrics import cluster_accuracy
-from ncd_training.study.constrained_kmeans import FREE, constrained_kmeans
 from sklearn.cluster import KMeans
 
 
