@@ -88,23 +88,56 @@ def fit_mixture(embeddings: Floats, classes: Ids, *, number: int, first_cluster:
     return replace(raw, slope=slope, intercept=intercept)
 
 
-def grow(mixture: Mixture, groups: Sequence[Floats], others: Floats) -> Mixture:
+def grow(mixture: Mixture, groups: Sequence[Floats], others: Floats, training: tuple[Floats, Ids]) -> Mixture:
     """Return the mixture with a class more for each group of places [n, m].
 
-    A new class has so much weight that about one in a hundred of the other places [N, m], which are mostly of old
-    classes, goes to new ones, at most.
+    About one in a hundred images of old classes goes to new ones, at most: new classes need a lead over the old ones
+    that keeps to this for the other places of the batch [N, m], and for classes of training that are played as new.
+    `training` are the places of all old classes [R, m], and their classes [R].
     """
     means = np.stack([places.mean(0) for places in groups])
     weights = np.array([len(places) for places in groups], np.float64)
     grown = replace(
         mixture, means=np.concatenate([mixture.means, means]), weights=np.concatenate([mixture.weights, weights])
     )
+    needed = np.full(len(groups), max(_lead(mixture, *training, share=_MOVED_SHARE / len(groups)), 0.0))
     if len(others):
         joint = grown.log_joint(others)
         leads = np.sort(joint[:, len(mixture.means) :] - joint[:, : len(mixture.means)].max(1, keepdims=True), axis=0)
-        allowed = int(_MOVED_SHARE * len(others) / len(groups))
-        weights *= np.exp(-np.maximum(leads[-1 - allowed], 0))
-    return replace(grown, weights=np.concatenate([mixture.weights, np.maximum(weights, _NO_IMAGES)]))
+        needed = np.maximum(needed, leads[-1 - int(_MOVED_SHARE * len(others) / len(groups))])
+    weights = np.maximum(weights * np.exp(-needed), _NO_IMAGES)
+    return replace(grown, weights=np.concatenate([mixture.weights, weights]))
+
+
+def _lead(mixture: Mixture, places: Floats, classes: Ids, *, share: float) -> float:
+    """Return the lead over all other classes that a class, played as new, has for this share of their images."""
+    joint, rows = mixture.log_joint(places), np.arange(len(places))
+    sizes = np.bincount(classes, minlength=len(mixture.means))
+    if (sizes > 0).sum() < 2:
+        return 0.0
+    squares = _without_itself(((places - mixture.means[classes]) ** 2).sum(1), sizes[classes])
+    joint[rows, classes] = np.log(mixture.weights[classes]) + log_student(squares, mixture.spread, mixture)
+    second, best = np.partition(joint, -2, axis=1)[:, -2:].T
+    leads = joint - np.where(joint == best[:, None], second[:, None], best[:, None])
+    leads[rows, classes] = -np.inf
+    played = leads[:, sizes > 0]
+    allowed = int(share * (played.size - len(rows)))
+    return float(np.partition(played.ravel(), -1 - allowed)[-1 - allowed])
+
+
+def relabel(mixture: Mixture, places: Floats, before: Ids, after: Ids, *, sizes: Ids) -> Mixture:
+    """Return the mixture after places [n, m] went from classes `before` to classes `after` [n]; -1 is no class.
+
+    `sizes` [T] are the numbers of images that the means are of.
+    """
+    shifts, sizes = np.zeros_like(mixture.means), sizes.astype(np.float64)
+    now = sizes.copy()
+    for classes, sign in ((before, -1), (after, 1)):
+        rows = np.flatnonzero(classes >= 0)
+        np.add.at(shifts, classes[rows], sign * (places[rows] - mixture.means[classes[rows]]))
+        np.add.at(now, classes[rows], sign)
+    weights = np.maximum(np.where(sizes > 0, mixture.weights / np.maximum(sizes, 1), 1.0) * now, _NO_IMAGES)
+    return replace(mixture, means=mixture.means + shifts / np.maximum(now, 1)[:, None], weights=weights)
 
 
 def _fitted(

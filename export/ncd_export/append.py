@@ -19,6 +19,7 @@ from ncd_export.merge import set_merges
 from ncd_export.publish import seal
 from ncd_export.repository import check_writable, disk_errors_as_data_errors
 from ncd_serve.bundle import MODEL, Ancestor, Bundle, BundleManifest, Change
+from ncd_serve.discovery.corrections import check_accepted, corrections_of
 from ncd_serve.discovery.find import Batch, Candidate, Candidates, discover, embedded, mixture_of, read_batch
 from ncd_serve.errors import DataError, ExportMismatchError, UsageError
 from ncd_serve.files import staged_directory, swap_in
@@ -56,7 +57,8 @@ def append_generation(
     """Write the next generation of the bundle `after` to `out`, with a cluster more for each candidate.
 
     Without a file of candidates, those that `discover` finds in the images `add` are accepted. Classes of their own
-    that corrections of single images name become clusters, too.
+    that corrections of single images name become clusters, too, and images that were given to another cluster count
+    for that one.
     """
     bundle, out = Bundle.read(after), Path(out)
     _check_place(bundle, out)
@@ -66,11 +68,13 @@ def append_generation(
         chosen.check(bundle)
     batch = read_batch(add, bundle, progress=progress)
     chosen = chosen or discover(batch, bundle, progress=progress).candidates
-    corrected = _corrected(bundle, reference)
+    corrected, said = _corrected(bundle, reference), corrections_of(bundle, bundle.reference())
+    for candidate in chosen.candidates:
+        check_accepted(said, candidate.images)
     new = _new_clusters(bundle, reference, [*corrected.values(), *chosen.candidates], progress)
     taken = {path for cluster in new for path in cluster.paths}
     others = mixture.project(batch.embeddings[[path not in taken for path in batch.paths]])
-    grown = grow(mixture, [mixture.project(cluster.embeddings) for cluster in new], others)
+    grown = grow(mixture, [mixture.project(cluster.embeddings) for cluster in new], others, reference.places())
     with disk_errors_as_data_errors(out), staged_directory(out) as folder:
         shutil.copytree(bundle.folder, folder, dirs_exist_ok=True)
         fresh = _reference(reference.with_mixture(grown), grown, new)

@@ -1,0 +1,55 @@
+"""Trunk maps of CUB-200-2011, computed once, and tails that are trained on them: what `rounds.py` starts from."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from ncd_training.config.resolve import resolve_config
+from ncd_training.config.schema import TrainConfig
+from ncd_training.model.branches import DualBranchModel
+from ncd_training.model.map_cache import cache_views
+from ncd_training.model.onnx import configured_trunk
+from ncd_training.model.predict import EvalImages
+from ncd_training.model.weights import initial_trunk, settle
+from numpy.typing import NDArray
+from rich.console import Console
+from torch.utils.data import DataLoader
+
+from ncd_serve.progress import Progress
+
+Floats = NDArray[Any]
+Ids = NDArray[Any]
+RECIPE, VIEWS = "own-images", 2
+
+
+def configured(console: Console) -> TrainConfig:
+    """Return the settings of the recipe for own images."""
+    config = settle(resolve_config(recipes=[RECIPE]), images=10_000, progress=Progress(console))
+    data = config.data.model_copy(update={"cache_views": VIEWS, "workers": 0})
+    return config.model_copy(update={"data": data})
+
+
+def maps_of(data: Path, cache: Path, config: TrainConfig, console: Console) -> dict[str, Any]:
+    """Return maps of all images as they are served, of two augmented views of training images, classes and split."""
+    names = [line.split()[1] for line in (data / "images.txt").read_text().splitlines()]
+    split = np.array([int(line.split()[1]) for line in (data / "train_test_split.txt").read_text().splitlines()]) == 1
+    paths = [data / "images" / name for name in names]
+    parts, _ = initial_trunk(config, weights=config.model.weights_file)
+    trunk, progress = DualBranchModel(parts, known=2, novel=2).trunk, Progress(console)
+    trunk.in_onnx = configured_trunk(config)
+    cache.mkdir(parents=True, exist_ok=True)
+    if not (cache / "served.npy").exists():
+        loader = DataLoader(EvalImages(paths, config.data.preprocess), batch_size=16)
+        maps = [trunk.maps(images).half() for images in progress.track(loader, "maps", len(loader))]
+        np.save(cache / "unfinished.npy", torch.cat(maps).numpy())
+        (cache / "unfinished.npy").rename(cache / "served.npy")
+    training = [path for path, chosen in zip(paths, split, strict=True) if chosen]
+    return {
+        "served": np.load(cache / "served.npy", mmap_mode="r"),
+        "views": cache_views(trunk, training, config.data, folder=cache, progress=progress),
+        "classes": np.array([int(name[:3]) - 1 for name in names]),
+        "train": split,
+    }
