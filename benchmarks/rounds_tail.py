@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from copy import copy, deepcopy
 from pathlib import Path
 from typing import Any
 
@@ -14,11 +15,12 @@ from ncd_training.model.map_cache import cache_views
 from ncd_training.model.onnx import configured_trunk
 from ncd_training.model.predict import EvalImages
 from ncd_training.model.weights import initial_trunk, settle
+from ncd_training.pretext import Stages
 from numpy.typing import NDArray
 from rich.console import Console
 from torch.utils.data import DataLoader
 
-from ncd_serve.progress import Progress
+from ncd_serve.progress import SILENT, Progress
 
 Floats = NDArray[Any]
 Ids = NDArray[Any]
@@ -53,3 +55,40 @@ def maps_of(data: Path, cache: Path, config: TrainConfig, console: Console) -> d
         "classes": np.array([int(name[:3]) - 1 for name in names]),
         "train": split,
     }
+
+
+class Tail:
+    """Tail of the backbone, which learns classes from cached views, and features of all images by it."""
+
+    def __init__(self, data: dict[str, Any], config: TrainConfig) -> None:
+        self._data = data
+        model = config.model.model_copy(update={"branches": "global"})
+        self._config = config.model_copy(update={"model": model})
+        self._place = np.cumsum(data["train"]) - 1  # of training images among the views
+        self._parts, _ = initial_trunk(config, weights=config.model.weights_file)
+        self.features = self._features(self._parts.tail)
+
+    def copy(self) -> Tail:
+        """Return a tail that can be trained on, apart from this one."""
+        other = copy(self)
+        other._parts = deepcopy(self._parts)
+        return other
+
+    def learn(self, rows: Ids, classes: Ids, *, epochs: int, seed: int) -> None:
+        """Train on images with classes, as the supervised stage of a run does."""
+        torch.manual_seed(seed)
+        config = self._config
+        model = DualBranchModel(self._parts, known=int(classes.max()) + 1, novel=2, model=config.model)
+        optim = config.optim.model_copy(update={"seed": seed})
+        stage = config.supervised.model_copy(update={"epochs": epochs})
+        stages = Stages(model, config.model_copy(update={"optim": optim, "supervised": stage}), SILENT.track)
+        stages.supervised(self._data["views"].only(self._place[rows]), torch.from_numpy(classes))
+        self._parts.tail.load_state_dict(model.branches[0].tail.state_dict())
+        self.features = self._features(self._parts.tail)
+
+    @torch.no_grad()
+    def _features(self, tail: torch.nn.Module) -> Floats:
+        tail.eval()
+        maps = self._data["served"]
+        chunks = (torch.from_numpy(maps[start : start + 256]).float() for start in range(0, len(maps), 256))
+        return torch.cat([tail(chunk).embedding for chunk in chunks]).numpy()

@@ -250,7 +250,7 @@ def _check_id(number: int, what: str, *, clusters: int) -> None:
 
 
 def _said_once(path: Path, pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-    """Return an object; raise DataError if two entries of one object are about the same thing and differ: JSON keeps the last one."""
+    """Return an object; raise DataError if two of its entries are about the same thing: JSON keeps the last one."""
     said: dict[str, Any] = {}
     for key, value in pairs:
         if said.setdefault(os.path.normpath(key), value) != value:
