@@ -131,21 +131,25 @@ def show(played: dict[str, dict[int, Figures]], console: Console) -> dict[str, f
     return means
 
 
+def first_tails(frozen: Tail, labelled: Ids, labels: Ids, seed: int) -> tuple[Tail, Tail]:
+    """Return the tail before and after it has learned the known classes."""
+    first = frozen.copy()
+    first.learn(labelled, labels, epochs=FIRST_EPOCHS, seed=seed)
+    return frozen, first
+
+
 def play_all(options: argparse.Namespace, console: Console) -> dict[str, dict[int, Figures]]:
     """Play every row for every class order; those that were finished before are read."""
     config, played = configured(console), {name: dict[int, Figures]() for name in ROWS}
     data = maps_of(options.data, options.out, config, console)
     test = np.flatnonzero(~data["train"])
     for seed in options.orders:
-        order, tails = np.random.default_rng(seed).permutation(200), list[Tail]()
+        order, tails = np.random.default_rng(seed).permutation(200), None
         labelled, labels, streams = streams_of(data, order, seed)
         for name, kind in ROWS.items():
             done = options.out / f"{name}-{seed}.json"
             if not done.exists():
-                if not tails:
-                    frozen = Tail(data, config)
-                    tails = [frozen, frozen.copy()]
-                    tails[1].learn(labelled, labels, epochs=FIRST_EPOCHS, seed=seed)
+                tails = tails or first_tails(Tail(data, config), labelled, labels, seed)
                 world = World(labelled, labels, *tails, set(range(KNOWN + ROUNDS * NEW, 200)), seed)
                 figures = play(kind, world, streams, test, np.argsort(order)[data["classes"][test]])
                 done.write_text(json.dumps(asdict(figures)))

@@ -90,5 +90,5 @@ class Tail:
     def _features(self, tail: torch.nn.Module) -> Floats:
         tail.eval()
         maps = self._data["served"]
-        chunks = (torch.from_numpy(maps[start : start + 256]).float() for start in range(0, len(maps), 256))
+        chunks = (torch.from_numpy(maps[start : start + 256].astype(np.float32)) for start in range(0, len(maps), 256))
         return torch.cat([tail(chunk).embedding for chunk in chunks]).numpy()

@@ -250,14 +250,6 @@ def _likeliest(mixture: Mixture, places: Floats) -> Ids:
 def _manifest(bundle: Bundle, new: list[_NewCluster], changes: list[Change]) -> BundleManifest:
     about = bundle.manifest
     first = len(about.cluster_names) - (len(about.known_classes) if about.open_world else 0)
-    parent = Ancestor(
-        generation=about.generation,
-        bundle_id=about.bundle_id,
-        digest=bundle.digest,
-        folder=str(bundle.folder.absolute()),
-        created=about.created,
-        clusters=len(about.cluster_names),
-    )
     names = [cluster.name or f"cluster-{first + number}" for number, cluster in enumerate(new)]
     return about.model_copy(
         update={
@@ -266,7 +258,7 @@ def _manifest(bundle: Bundle, new: list[_NewCluster], changes: list[Change]) -> 
             "created": datetime.now(timezone.utc).isoformat(timespec="seconds"),
             "cluster_names": [*about.cluster_names, *names],
             "generation": about.generation + 1,
-            "ancestors": [*about.ancestors, parent],
+            "ancestors": [*about.ancestors, Ancestor.of(bundle)],
             "changes": changes,
         }
     )
