@@ -10,22 +10,27 @@ frozen EfficientNet-Lite0 whose tail has learned the known classes. Trunk maps a
 images name clusters and score, nothing else.
 
 Rows: `nothing` keeps the first model. `scratch` trains the tail anew in each round, on known classes and clusters of
-all images, and carries names by overlap; it is told the number of classes. `threshold` clusters images that are far from
-all class means; it is told the number as well. `append` is `discover` and `train --after`. `retrain` also lets the tail
-learn what was named. `oracle` is `append` with the images of new classes given. Finished parts in --out are used again.
+all images, and carries names by overlap; it is told the number of classes. `threshold` clusters images that are far
+from all class means; it is told the number as well. `append` is `discover` and `train --after`. `retrain` also lets the
+tail learn what was named. `oracle` is `append` with the images of new classes given. Finished parts in --out are used
+again.
 """
 
 from __future__ import annotations
 
 import argparse
 import json
+import statistics
 import sys
 import time
+from collections.abc import Callable
 from dataclasses import asdict
+from functools import cache
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+from ncd_training.config.schema import TrainConfig
 from numpy.typing import NDArray
 from rich.console import Console
 from rich.table import Table
@@ -116,45 +121,46 @@ def false_alarms(model: Nothing, known: Ids, seed: int) -> int:
     return sum(bool(model.proposed(Stream(rows, rows, np.zeros(len(rows), bool)))) for rows in parts)
 
 
-def show(played: dict[str, dict[int, Figures]], console: Console) -> dict[str, float]:
-    """Print the table of what was played so far, and return the mean named accuracy of each row."""
-    means = {}
+def show(played: dict[str, dict[int, Figures]], console: Console) -> None:
+    """Print the table of what was played so far."""
     table = Table("row", *COLUMNS, "identical", "named, each order", title="CUB, mean of rounds and class orders")
     for name, orders in played.items():
         cells = np.array([figures.cells() for figures in orders.values()])
-        means[name] = float(cells[:, 0].mean())
         each = " ".join(f"{value:.3f}" for value in cells[:, 0])
         identical = all(same for figures in orders.values() for same in figures.identical)
         values = [f"{value:.3f}" if place < 7 else f"{value:.1f}" for place, value in enumerate(cells.mean(0))]
         table.add_row(name, *values, "yes" if identical else "no", each)
     console.print(table)
-    return means
 
 
-def first_tails(frozen: Tail, labelled: Ids, labels: Ids, seed: int) -> tuple[Tail, Tail]:
-    """Return the tail before and after it has learned the known classes."""
-    first = frozen.copy()
-    first.learn(labelled, labels, epochs=FIRST_EPOCHS, seed=seed)
-    return frozen, first
+def worlds_of(data: dict[str, Any], config: TrainConfig) -> Callable[[int], tuple[World, list[Stream], Ids]]:
+    """Return a function that gives what rows of a class order begin with, its streams, and all classes."""
+    frozen = Tail(data, config)
+
+    @cache
+    def world(seed: int) -> tuple[World, list[Stream], Ids]:
+        order, first = np.random.default_rng(seed).permutation(200), frozen.copy()
+        labelled, labels, streams = streams_of(data, order, seed)
+        first.learn(labelled, labels, epochs=FIRST_EPOCHS, seed=seed)
+        junk = set(range(KNOWN + ROUNDS * NEW, 200))
+        return World(labelled, labels, frozen, first, junk, seed), streams, np.argsort(order)[data["classes"]]
+
+    return world
 
 
 def play_all(options: argparse.Namespace, console: Console) -> dict[str, dict[int, Figures]]:
     """Play every row for every class order; those that were finished before are read."""
-    config, played = configured(console), {name: dict[int, Figures]() for name in ROWS}
+    config, played = configured(console), dict[str, dict[int, Figures]]()
     data = maps_of(options.data, options.out, config, console)
-    test = np.flatnonzero(~data["train"])
-    for seed in options.orders:
-        order, tails = np.random.default_rng(seed).permutation(200), None
-        labelled, labels, streams = streams_of(data, order, seed)
-        for name, kind in ROWS.items():
+    test, world = np.flatnonzero(~data["train"]), worlds_of(data, config)
+    for name, kind in ROWS.items():
+        for seed in options.orders:
             done = options.out / f"{name}-{seed}.json"
             if not done.exists():
-                tails = tails or first_tails(Tail(data, config), labelled, labels, seed)
-                world = World(labelled, labels, *tails, set(range(KNOWN + ROUNDS * NEW, 200)), seed)
-                figures = play(kind, world, streams, test, np.argsort(order)[data["classes"][test]])
-                done.write_text(json.dumps(asdict(figures)))
-            played[name][seed] = Figures(**json.loads(done.read_text()))
-        show({name: orders for name, orders in played.items() if orders}, console)
+                begin, streams, classes = world(seed)
+                done.write_text(json.dumps(asdict(play(kind, begin, streams, test, classes[test]))))
+            played.setdefault(name, {})[seed] = Figures(**json.loads(done.read_text()))
+        show(played, console)
     return played
 
 
@@ -165,7 +171,7 @@ def main() -> None:
     parser.add_argument("--orders", type=int, nargs="+", default=[0, 1, 2])
     console = Console(width=170)
     played = play_all(parser.parse_args(), console)
-    means = show(played, console)
+    means = {name: statistics.mean(figures.cells()[0] for figures in each.values()) for name, each in played.items()}
     alarms = [figures.alarms for figures in played["append"].values()]
     churn = max(figures.cells()[4] for figures in played["append"].values())
     console.print(f"batches of known classes with a false candidate: {alarms} of 5; append: most churn {churn:.3f}")

@@ -240,7 +240,7 @@ class Scratch(Nothing):
         self.classes = np.concatenate([self.world.labels, *numbers])
         self.names = [*range(KNOWN), *([JUNK] * len(fresh))]
         self.tail = self.world.frozen.copy()
-        self.tail.learn(self.rows, self.classes, epochs=FIRST_EPOCHS, seed=self.world.seed)
+        self.tail.learn(self.rows, self.classes, epochs=EPOCHS, seed=self.world.seed)
         self.fit()
 
 

@@ -89,6 +89,6 @@ class Tail:
     @torch.no_grad()
     def _features(self, tail: torch.nn.Module) -> Floats:
         tail.eval()
-        maps = self._data["served"]
-        chunks = (torch.from_numpy(maps[start : start + 256].astype(np.float32)) for start in range(0, len(maps), 256))
-        return torch.cat([tail(chunk).embedding for chunk in chunks]).numpy()
+        maps, last = self._data["served"], torch.channels_last
+        chunks = (torch.from_numpy(maps[start : start + 64].astype(np.float32)) for start in range(0, len(maps), 64))
+        return torch.cat([tail(chunk.contiguous(memory_format=last)).embedding for chunk in chunks]).numpy()

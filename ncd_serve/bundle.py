@@ -81,6 +81,7 @@ class Ancestor(BaseModel):
     def of(cls, bundle: Bundle) -> Ancestor:
         """Return a bundle as its descendants remember it."""
         about = bundle.manifest
+        images = int(bundle.reference().counts.sum()) if REFERENCE in about.sha256 else None
         return cls(
             generation=about.generation,
             bundle_id=about.bundle_id,
@@ -88,7 +89,7 @@ class Ancestor(BaseModel):
             folder=str(bundle.folder.absolute()),
             created=about.created,
             clusters=len(about.cluster_names),
-            images=int(bundle.reference().counts.sum()),
+            images=images,
             scores=about.scores,
             verdict=about.verdict,
         )

@@ -70,16 +70,15 @@ def show_generation(run: Run) -> None:
     """Print what became of the clusters of the generation before, which names are undecided, and what is next."""
     show_changes(run.changes, run.carried_names)
     for name in run.undecided:
-        near = "no cluster" if name.like is None else f"cluster {name.like}"
-        _print(f"'{name.name}' was cluster {name.cluster_id}, now {name.kind}: {near} has {name.overlap:.0%} of it")
-    named = {str(name.like): {"name": name.name} for name in run.undecided if name.like is not None}
+        most = "no cluster is like it" if name.like is None else f"cluster {name.like} overlaps by {name.overlap:.0%}"
+        _print(f"undecided: '{name.name}' was cluster {name.cluster_id}, now {name.kind}; {most}")
+    near = sorted(run.undecided, key=lambda name: name.overlap)  # of several names for a cluster, the nearest counts
+    named = {str(name.like): {"name": name.name} for name in near if name.like in run.unnamed}
     if named:
         _print(
-            "these clusters have no name yet; look at them: ncd-serve gallery "
-            f"{run.path}; a names.json for ncd-serve name apply names them:\n{json.dumps({'clusters': named})}"
+            f"to decide: look at ncd-serve gallery {run.path}, export the run, and give ncd-serve name apply a "
+            f"names.json with the names that are right: {json.dumps({'clusters': named})}"
         )
-    elif run.undecided:
-        _print("these names are not given any more")
     _print(f"run directory: {run.path}\nnext: ncd-serve export {run.path}")
 
 

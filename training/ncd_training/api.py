@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import inspect
+import os
 import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
@@ -124,7 +125,8 @@ def retrain(
 
     bundle, shown = Bundle.read(after), _shown(progress)
     old, generation = run_of(bundle).path, bundle.manifest.generation
-    folder = Path(out) if out else old.with_name(f"{old.name.removesuffix(f'-{generation}')}-{generation + 1}")
+    beside = old.with_name(f"{old.name.removesuffix(f'-{generation}')}-{generation + 1}")
+    folder = Path(out) if out else Path(os.path.relpath(beside))
     RunDir(folder).check_new()
     setup = retrain_setup(after, add, accept=accept, promote=promote, progress=shown)
     return _train(setup, RunDir.create(folder, setup.config), shown, Launch())
@@ -312,6 +314,12 @@ class Run:
         carried = Carried.read(self._directory)
         entries = carried.names.clusters if carried else {}
         return {number: entry.name for number, entry in entries.items() if entry.name}
+
+    @property
+    def unnamed(self) -> set[int]:
+        """Ids of clusters that are new since the generation before, and are no accepted candidates."""
+        fresh = {change.cluster_id for change in self.changes if change.kind == "new"}
+        return fresh - self.carried_names.keys()
 
     @property
     def undecided(self) -> list[Undecided]:
