@@ -71,7 +71,7 @@ def append_generation(
     corrected, said = _corrected(bundle, reference), corrections_of(bundle, bundle.reference())
     for candidate in chosen.candidates:
         check_accepted(said, candidate.images)
-    new = _new_clusters(bundle, reference, [*corrected.values(), *chosen.candidates], progress)
+    new = _new_clusters(bundle, [*corrected.values(), *chosen.candidates], progress)
     taken = {path for cluster in new for path in cluster.paths}
     others = mixture.project(batch.embeddings[[path not in taken for path in batch.paths]])
     grown = grow(mixture, [mixture.project(cluster.embeddings) for cluster in new], others, reference.places())
@@ -136,9 +136,7 @@ def _after_growth(
     }
 
 
-def _new_clusters(
-    bundle: Bundle, reference: Reference, candidates: list[Candidate], progress: Progress
-) -> list[_NewCluster]:
+def _new_clusters(bundle: Bundle, candidates: list[Candidate], progress: Progress) -> list[_NewCluster]:
     if not candidates:
         raise DataError(
             "no new category was found: there is nothing to append",
@@ -161,8 +159,6 @@ def _new_clusters(
                 hint="give the candidate another name; clusters can be merged later",
             )
         new.append(_NewCluster(name, found.paths, found.embeddings))
-    if reference.embeddings.shape[1] != new[0].embeddings.shape[1]:
-        raise DataError(f"{bundle.folder} has a reference of another model", hint="ncd-serve export RUN once more")
     return new
 
 

@@ -153,6 +153,10 @@ def read_batch(images: str | Path, bundle: Bundle, *, progress: Progress = SILEN
     """Embed the images of a folder or of rows, copies of an image once; an even sample of very many."""
     files = _files(Path(images))
     batch = embedded(files[:: -(-len(files) // _MAX_IMAGES)], bundle, progress=progress)
+    if batch.embeddings.shape[1] != bundle.reference().embeddings.shape[1]:
+        raise DataError(
+            f"{bundle.folder} has a reference of another backbone than its model", hint="ncd-serve export RUN once more"
+        )
     _, first = np.unique(batch.embeddings, axis=0, return_index=True)
     rows = np.sort(first)
     return Batch([batch.paths[row] for row in rows], batch.embeddings[rows], batch.unreadable)

@@ -223,6 +223,26 @@ def test_a_bundle_of_an_older_version_says_what_to_do(place: Path) -> None:
         append(place)
 
 
+def test_a_reference_of_another_backbone(place: Path) -> None:
+    reference = place / "bundle" / "reference.npz"
+    with np.load(reference) as stored:
+        other = dict(stored)
+    for name, axis in (("embeddings", 1), ("projection", 0)):
+        other[name] = np.repeat(other[name], 2, axis=axis)
+    np.savez(reference, **other)
+    manifest = json.loads((place / "bundle" / "bundle.json").read_text())
+    manifest["sha256"]["reference.npz"] = sha256(reference)
+    (place / "bundle" / "bundle.json").write_text(json.dumps(manifest))
+    with unchanged(place), pytest.raises(DataError, match="a reference of another backbone"):
+        append(place)
+
+
+def test_a_batch_of_one_image(place: Path) -> None:
+    (one,) = save(place / "one", NEW, 1)
+    with unchanged(place), pytest.raises(DataError, match="1 readable images are too few"):
+        append_generation(place / "bundle", one, out=place / "third", progress=SILENT)
+
+
 @pytest.mark.parametrize("seconds", [1.5, 2.2])
 def test_a_killed_command_leaves_the_old_generation_and_can_be_typed_again(place: Path, seconds: float) -> None:
     command = [sys.executable, "-m", "ncd_serve", "train", "--after", "bundle", "--add", "new", "--out", "second"]

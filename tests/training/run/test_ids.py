@@ -7,7 +7,10 @@ from typing import Any
 
 import numpy as np
 import torch
+from ncd_training.base.run_dir import RunDir
+from ncd_training.config.schema import DataConfig, TrainConfig
 from ncd_training.data.carried import NONE, Carried
+from ncd_training.data.prepare import finish_placing
 from ncd_training.objective.self_labels import as_said
 from ncd_training.run.ids import Matching, _place_columns, changes_of, match_clusters
 
@@ -88,3 +91,21 @@ def test_targets_are_what_a_person_said() -> None:
     assert torch.allclose(found, torch.tensor(expected)) and torch.equal(targets[0], torch.tensor([0.1, 0.9]))
     again = as_said(found, before)
     assert torch.equal(found, again) and as_said(targets, None) is targets
+
+
+def test_a_process_that_was_killed_while_ids_were_written(tmp_path: Path) -> None:
+    """Before the ids were decided, the old checkpoint counts; afterwards, the new one and its number of clusters."""
+    config = TrainConfig()
+    run = RunDir.create(tmp_path / "run", config.model_copy(update={"data": DataConfig(novel_classes=4)}))
+    run.checkpoint.parent.mkdir()
+    run.checkpoint.write_text("old")
+    run.placed.write_text("half")
+    finish_placing(run, carried([0]))
+    assert run.checkpoint.read_text() == "old" and not run.placed.exists() and run.config().data.novel_classes == 4
+    run.placed.write_text("new")
+    changes = [{"cluster_id": 0, "kind": "kept", "images": 1, "added": 0, "moved": 0}]
+    decided = carried([0], ids=[0, 1, 2, 3, 4, 5], changes=changes)
+    for _ in range(2):
+        finish_placing(run, decided)
+        assert run.checkpoint.read_text() == "new" and not run.placed.exists()
+        assert run.config().data.novel_classes == 6
