@@ -69,6 +69,10 @@ def test_known_classes_stay_where_they_are() -> None:
     before = carried([2] * 4 + [3] * 4 + [0], first=2, ids=[2, 3], clusters=4)
     matching = match_clusters(before, np.array([3] * 4 + [2] * 4 + [1]))
     assert (matching.ids, matching.total) == ([3, 2], 4)
+    gone = np.array([0] * 3 + [2] + [3] * 4 + [1])  # of cluster 2, one image in four has not gone to a known class
+    matching = match_clusters(before, gone)
+    assert (matching.ids, matching.total, matching.overlaps[0, 0]) == ([4, 3], 5, 0.25)
+    assert [change.kind for change in changes_of(before, gone, matching)] == ["merged", "grown", "new"]
 
 
 def test_columns_are_put_where_their_ids_are() -> None:

@@ -67,8 +67,8 @@ def match_clusters(carried: Carried, now: Ids) -> Matching:
     the same: a person decides about names.
     """
     first, width, before = carried.first, len(carried.ids), np.array(carried.columns)
-    shared = (before >= first) & (now >= first)
-    overlaps = overlap(before[shared] - first, now[shared] - first, before=width, after=width)
+    shared, columns = before != NONE, first + width  # known classes among them: images may have gone there
+    overlaps = overlap(before[shared], now[shared], before=columns, after=columns)[first:, first:]
     kept = {
         int(new): carried.ids[old]
         for old, new in zip(*linear_sum_assignment(-overlaps), strict=True)
@@ -101,20 +101,25 @@ def changes_of(carried: Carried, now: Ids, matching: Matching) -> list[Change]:
         elif old is None:  # it had no image before
             changes.append(Change(kind="kept", moved=0, **facts))
         else:
-            changes.append(_change_of_old(matching, old, column, was, now - first, facts))
+            changes.append(_change_of_old(matching, old, None if column is None else mine, was, now, facts))
     return changes
 
 
 def _change_of_old(
-    matching: Matching, old: int, column: int | None, was: NDArray[np.bool_], now: Ids, facts: dict[str, Any]
+    matching: Matching,
+    old: int,
+    mine: NDArray[np.bool_] | None,
+    was: NDArray[np.bool_],
+    now: Ids,
+    facts: dict[str, Any],
 ) -> Change:
     """Return the change of a cluster that had images: it is there, its images are in several, or in a larger one."""
-    if column is not None:
-        moved, share = int((was & (now != column)).sum()), float(matching.overlaps[old, column])
-        return Change(kind="grown" if facts["added"] else "kept", moved=moved, overlap=share, **facts)
-    goes = np.bincount(now[was & (now >= 0)], minlength=len(matching.ids))
     best = int(matching.overlaps[old].argmax())
-    kind = "merged" if goes.max(initial=0) > was.sum() / 2 else "split"
+    if mine is not None:
+        share = float(matching.overlaps[old, matching.ids.index(facts["cluster_id"])])
+        kind = "grown" if facts["added"] else "kept"
+        return Change.model_validate({**facts, "kind": kind, "moved": int((was & ~mine).sum()), "overlap": share})
+    kind = "merged" if np.bincount(now[was]).max(initial=0) > was.sum() / 2 else "split"
     share, like = float(matching.overlaps[old, best]), matching.ids[best]
     return Change.model_validate(
         {**facts, "kind": kind, "moved": int(was.sum()), "overlap": share, "like": like if share else None}
