@@ -304,7 +304,7 @@ class Run:
 
     @property
     def changes(self) -> list[Change]:
-        """What became of every cluster since the generation before; empty for a first one."""
+        """Change of every cluster since the generation before; empty for a first one."""
         carried = Carried.read(self._directory)
         return carried.changes if carried else []
 

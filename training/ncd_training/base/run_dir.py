@@ -130,7 +130,7 @@ class RunDir:
 
     @property
     def carried(self) -> Path:
-        """What the run takes over from the generation before, if there is one."""
+        """File with clusters, labels and ids of the generation before, if there is one."""
         return self.path / "carried.json"
 
     @property

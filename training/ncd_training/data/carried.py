@@ -1,4 +1,4 @@
-"""What a run takes over from the generation before: clusters of old images, labels of single images, ids and names."""
+"""Inheritance of a run from the generation before: clusters of old images, labels of single images, ids, names."""
 
 from __future__ import annotations
 
