@@ -14,7 +14,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import onnxruntime
 from ncd_training.base.run_dir import RunDir
-from ncd_training.data.manifest import Manifest
+from ncd_training.data.manifest import KNOWN_TEST, NOVEL_TEST, UNLABELLED_TRAIN, Manifest
 from ncd_training.data.prepare import Setup
 from ncd_training.model.map_cache import view_bytes
 from ncd_training.model.onnx import write_onnx
@@ -42,6 +42,7 @@ from ncd_serve.progress import Progress
 from ncd_serve.reference import REFERENCE, Reference
 
 _PACKAGES = ("ncd-serve", "torch", "onnx")
+_SPLITS = (UNLABELLED_TRAIN, NOVEL_TEST, KNOWN_TEST)  # whose ACC the bundle keeps
 _VERIFICATION_IMAGES, _CALIBRATION_IMAGES, _CALIBRATION_BATCH = 256, 128, 8
 
 
@@ -282,11 +283,17 @@ def _bundle_manifest(
         },
         # onnxruntime has a different package name on each platform.
         **_generation(setup),
-        scores={split: score.acc for split, score in run.read_summary().scores.items()} if finished else {},
-        verdict="; ".join(verdict.sentences()) if finished and (verdict := run.read_summary().verdict) else "",
+        **(_scores(run) if finished else {}),
         versions={**{name: version(name) for name in _PACKAGES}, "onnxruntime": onnxruntime.__version__},
         sha256={},
     )
+
+
+def _scores(run: RunDir) -> dict[str, Any]:
+    """Return ACC by split as far as true classes are known, and the verdict without them."""
+    summary = run.read_summary()
+    acc = {split: score.acc for split, score in summary.scores.items() if split in _SPLITS}
+    return {"scores": acc, "verdict": "; ".join(summary.verdict.sentences()) if summary.verdict else ""}
 
 
 def _generation(setup: Setup) -> dict[str, Any]:

@@ -91,6 +91,8 @@ def test_what_is_trained_has_the_ids_and_names_of_before(place: Path) -> None:
     assert answer.probabilities.shape[1] == len(ids) and answer.probabilities[:, gone].max(initial=0) == 0
     first, second = generations(exported.folder)
     assert (first.generation, second.generation, first.images) == (1, 2, 20) and first.folder
+    assert "unlabelled-train" in first.scores and "of 10 images in the right cluster" in first.verdict
+    assert set(second.scores) == {"known-test"}, "true classes of new images are not known"
     assert Carried.read(RunDir(run.path)) and open_run(run.path, progress=False).resume().changes == run.changes
 
 
