@@ -129,7 +129,9 @@ def retrain(
     folder = Path(out) if out else Path(os.path.relpath(beside))
     RunDir(folder).check_new()
     setup = retrain_setup(after, add, accept=accept, promote=promote, progress=shown)
-    return _train(setup, RunDir.create(folder, setup.config), shown, Launch())
+    run = RunDir.create(folder, setup.config)
+    setup.keep(run)
+    return _train(setup, run, shown, Launch())
 
 
 def dry_run(*, progress: ProgressOn = True, **options: Any) -> None:
