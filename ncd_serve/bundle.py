@@ -38,6 +38,7 @@ _EXPORT_AGAIN = "export the run again: ncd-serve export RUN"
 
 
 Name = Annotated[str, AfterValidator(check_name)]
+Scores = dict[str, Annotated[float, Field(ge=0, le=1)]]
 # Of a file in the bundle's own folder.
 FileName = Annotated[str, StringConstraints(pattern=r"^[A-Za-z0-9_][A-Za-z0-9_.-]*$")]
 
@@ -54,10 +55,12 @@ class Change(BaseModel):
     model_config = ConfigDict(frozen=True, extra="forbid")
 
     cluster_id: int
-    kind: Literal["kept", "grown", "split", "new"]
+    kind: Literal["kept", "grown", "split", "merged", "new"]
     images: int  # of training, before; 0 for a new cluster
     added: int  # images of the new batch that it was given
-    moved: int  # images of training that went to new clusters; for a new cluster, that came from others
+    moved: int  # images of training that went to other clusters; for a new cluster, that came from others
+    overlap: float | None = None  # with the cluster that is most like it now; None: nothing was trained
+    like: int | None = None  # id of that cluster, if it is another one
 
 
 class Ancestor(BaseModel):
@@ -71,6 +74,26 @@ class Ancestor(BaseModel):
     folder: str  # where it was
     created: str
     clusters: int
+    images: int | None = None  # that it was found in; None in bundles of older versions, as are scores
+    scores: Scores = {}
+    verdict: str = ""
+
+    @classmethod
+    def of(cls, bundle: Bundle) -> Ancestor:
+        """Return a bundle as its descendants remember it."""
+        about = bundle.manifest
+        images = int(bundle.reference().counts.sum()) if REFERENCE in about.sha256 else None
+        return cls(
+            generation=about.generation,
+            bundle_id=about.bundle_id,
+            digest=bundle.digest,
+            folder=str(bundle.folder.absolute()),
+            created=about.created,
+            clusters=len(about.cluster_names),
+            images=images,
+            scores=about.scores,
+            verdict=about.verdict,
+        )
 
 
 class BundleManifest(BaseModel):
@@ -98,6 +121,8 @@ class BundleManifest(BaseModel):
     generation: int = Field(1, ge=1)
     ancestors: list[Ancestor] = []  # earlier generations, the first one first
     changes: list[Change] = []  # since the generation before; empty for the first
+    scores: Scores = {}  # ACC by split, where true classes are known; of the state that was trained
+    verdict: str = ""  # on the clusters without true classes, in words
     training: dict[str, str | int | float | None]
     versions: dict[str, str]
     sha256: dict[FileName, str]

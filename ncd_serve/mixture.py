@@ -29,7 +29,7 @@ _MAX_DIMS = 128
 _LEAST = -1e300  # of logarithms, so that the sum of nothing is minus infinity
 _NO_IMAGES = 1e-9  # weight of a class without images, whose logarithm is finite
 _SHRINKAGES = (0.1, 0.3, 0.5, 0.8)  # of the covariance within classes, towards a multiple of the identity
-_MOVED_SHARE = 0.01  # images of other classes that may go to new ones
+_MOVED_SHARE = 0.001  # of images of old classes that is aimed at, so that fewer than one in 100 go to new ones
 _TAILS = (2.0, 4.0, 8.0, 16.0, 32.0, 64.0, 128.0)  # degrees of freedom that are tried
 _NEWTON_STEPS = 50
 _RIDGE = 1e-6  # keeps a regression on perfectly separated values finite
@@ -88,23 +88,63 @@ def fit_mixture(embeddings: Floats, classes: Ids, *, number: int, first_cluster:
     return replace(raw, slope=slope, intercept=intercept)
 
 
-def grow(mixture: Mixture, groups: Sequence[Floats], others: Floats) -> Mixture:
+def grow(mixture: Mixture, groups: Sequence[Floats], others: Floats, training: tuple[Floats, Ids]) -> Mixture:
     """Return the mixture with a class more for each group of places [n, m].
 
-    A new class has so much weight that about one in a hundred of the other places [N, m], which are mostly of old
-    classes, goes to new ones, at most.
+    Fewer than one in a hundred images of old classes are to go to new ones. So new classes need a lead over the old ones:
+    more than the other places of the batch [N, m] have, by as much as it takes to make such leads rarer among classes
+    of training that are played as new. `training` are the places of all old classes [R, m], and their classes [R].
     """
     means = np.stack([places.mean(0) for places in groups])
     weights = np.array([len(places) for places in groups], np.float64)
     grown = replace(
         mixture, means=np.concatenate([mixture.means, means]), weights=np.concatenate([mixture.weights, weights])
     )
+    share, played = _MOVED_SHARE / len(groups), _leads(mixture, *training)
+    needed = np.full(len(groups), max(_rarer_than(played, share), 0.0))
     if len(others):
         joint = grown.log_joint(others)
         leads = np.sort(joint[:, len(mixture.means) :] - joint[:, : len(mixture.means)].max(1, keepdims=True), axis=0)
-        allowed = int(_MOVED_SHARE * len(others) / len(groups))
-        weights *= np.exp(-np.maximum(leads[-1 - allowed], 0))
-    return replace(grown, weights=np.concatenate([mixture.weights, np.maximum(weights, _NO_IMAGES)]))
+        allowed = int(share * len(others))
+        seen = (allowed + 1) / (len(others) + 1)  # as rare as the lead that is taken from the batch
+        rarer = max(_rarer_than(played, share) - _rarer_than(played, seen), 0.0)
+        needed = np.maximum(needed, leads[-1 - allowed] + rarer)
+    weights = np.maximum(weights * np.exp(-needed), _NO_IMAGES)
+    return replace(grown, weights=np.concatenate([mixture.weights, weights]))
+
+
+def _leads(mixture: Mixture, places: Floats, classes: Ids) -> Floats:
+    """Return the leads that each class has over all others for images that are not its own, from small to large."""
+    joint, rows = mixture.log_joint(places), np.arange(len(places))
+    sizes = np.bincount(classes, minlength=len(mixture.means))
+    squares = _without_itself(((places - mixture.means[classes]) ** 2).sum(1), sizes[classes])
+    joint[rows, classes] = np.log(mixture.weights[classes]) + log_student(squares, mixture.spread, mixture)
+    ordered = np.sort(joint, axis=1)[:, -2:]
+    leads = joint - np.where(joint == ordered[:, -1:], ordered[:, :1], ordered[:, -1:])
+    leads[rows, classes] = np.nan
+    played = leads[:, sizes > 0]
+    found: Floats = np.sort(played[np.isfinite(played)])
+    return found
+
+
+def _rarer_than(leads: Floats, share: float) -> float:
+    """Return the lead that this share of sorted leads exceeds; 0 where there are none."""
+    return float(leads[-1 - int(share * len(leads))]) if len(leads) else 0.0
+
+
+def relabel(mixture: Mixture, places: Floats, before: Ids, after: Ids, *, sizes: Ids) -> Mixture:
+    """Return the mixture after places [n, m] went from classes `before` to classes `after` [n]; -1 is no class.
+
+    `sizes` [T] are the numbers of images that the means are of.
+    """
+    shifts, sizes = np.zeros_like(mixture.means), sizes.astype(np.float64)
+    now = sizes.copy()
+    for classes, sign in ((before, -1), (after, 1)):
+        rows = np.flatnonzero(classes >= 0)
+        np.add.at(shifts, classes[rows], sign * (places[rows] - mixture.means[classes[rows]]))
+        np.add.at(now, classes[rows], sign)
+    weights = np.maximum(np.where(sizes > 0, mixture.weights / np.maximum(sizes, 1), 1.0) * now, _NO_IMAGES)
+    return replace(mixture, means=mixture.means + shifts / np.maximum(now, 1)[:, None], weights=weights)
 
 
 def _fitted(

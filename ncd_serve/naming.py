@@ -6,6 +6,8 @@ Single images may be given to another cluster, to a new one (whose id comes afte
 
 from __future__ import annotations
 
+import json
+import os
 from collections import defaultdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal, NamedTuple
@@ -14,7 +16,7 @@ from pydantic import AfterValidator, BaseModel, ConfigDict, ValidationError, mod
 
 from ncd_serve.bundle import MAX_CLUSTERS
 from ncd_serve.errors import DataError, did_you_mean
-from ncd_serve.text import check_name, first_problem
+from ncd_serve.text import check_name, first_problem, printable
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -60,11 +62,14 @@ class Names(_Strict):
         """Read the file; raise DataError with the reason if it is invalid."""
         path = Path(path)
         try:
-            return cls.model_validate_json(path.read_bytes())
+            content = path.read_bytes()
+            found = cls.model_validate_json(content)
         except OSError as error:
             raise DataError(f"cannot read {path}: {error.strerror}", hint="check the path") from None
         except ValidationError as error:
             raise _unusable(path, error) from None
+        json.loads(content, object_pairs_hook=lambda pairs: _said_once(path, pairs))
+        return found
 
     @classmethod
     def of(cls, bundle: Bundle) -> Names:
@@ -242,6 +247,18 @@ def _check_id(number: int, what: str, *, clusters: int) -> None:
         raise DataError(
             f"{what} is not in the model", hint=f"its clusters are 0 to {clusters - 1}: ncd-serve name list"
         )
+
+
+def _said_once(path: Path, pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    """Return an object; raise DataError if two of its entries are about the same thing: JSON keeps the last one."""
+    said: dict[str, Any] = {}
+    for key, value in pairs:
+        if said.setdefault(os.path.normpath(key), value) != value:
+            raise DataError(
+                f"{path}: contradicting entries for '{printable(key)}': {said[os.path.normpath(key)]} and {value}",
+                hint="leave one of them out",
+            )
+    return said
 
 
 def _unusable(path: Path, error: ValidationError) -> DataError:

@@ -19,6 +19,7 @@ from ncd_export.merge import set_merges
 from ncd_export.publish import seal
 from ncd_export.repository import check_writable, disk_errors_as_data_errors
 from ncd_serve.bundle import MODEL, Ancestor, Bundle, BundleManifest, Change
+from ncd_serve.discovery.corrections import check_accepted, corrections_of
 from ncd_serve.discovery.find import Batch, Candidate, Candidates, discover, embedded, mixture_of, read_batch
 from ncd_serve.errors import DataError, ExportMismatchError, UsageError
 from ncd_serve.files import staged_directory, swap_in
@@ -56,7 +57,8 @@ def append_generation(
     """Write the next generation of the bundle `after` to `out`, with a cluster more for each candidate.
 
     Without a file of candidates, those that `discover` finds in the images `add` are accepted. Classes of their own
-    that corrections of single images name become clusters, too.
+    that corrections of single images name become clusters, too, and images that were given to another cluster count
+    for that one.
     """
     bundle, out = Bundle.read(after), Path(out)
     _check_place(bundle, out)
@@ -66,11 +68,13 @@ def append_generation(
         chosen.check(bundle)
     batch = read_batch(add, bundle, progress=progress)
     chosen = chosen or discover(batch, bundle, progress=progress).candidates
-    corrected = _corrected(bundle, reference)
-    new = _new_clusters(bundle, reference, [*corrected.values(), *chosen.candidates], progress)
+    corrected, said = _corrected(bundle, reference), corrections_of(bundle, bundle.reference())
+    for candidate in chosen.candidates:
+        check_accepted(said, candidate.images)
+    new = _new_clusters(bundle, [*corrected.values(), *chosen.candidates], progress)
     taken = {path for cluster in new for path in cluster.paths}
     others = mixture.project(batch.embeddings[[path not in taken for path in batch.paths]])
-    grown = grow(mixture, [mixture.project(cluster.embeddings) for cluster in new], others)
+    grown = grow(mixture, [mixture.project(cluster.embeddings) for cluster in new], others, reference.places())
     with disk_errors_as_data_errors(out), staged_directory(out) as folder:
         shutil.copytree(bundle.folder, folder, dirs_exist_ok=True)
         fresh = _reference(reference.with_mixture(grown), grown, new)
@@ -132,9 +136,7 @@ def _after_growth(
     }
 
 
-def _new_clusters(
-    bundle: Bundle, reference: Reference, candidates: list[Candidate], progress: Progress
-) -> list[_NewCluster]:
+def _new_clusters(bundle: Bundle, candidates: list[Candidate], progress: Progress) -> list[_NewCluster]:
     if not candidates:
         raise DataError(
             "no new category was found: there is nothing to append",
@@ -157,8 +159,6 @@ def _new_clusters(
                 hint="give the candidate another name; clusters can be merged later",
             )
         new.append(_NewCluster(name, found.paths, found.embeddings))
-    if reference.embeddings.shape[1] != new[0].embeddings.shape[1]:
-        raise DataError(f"{bundle.folder} has a reference of another model", hint="ncd-serve export RUN once more")
     return new
 
 
@@ -246,14 +246,6 @@ def _likeliest(mixture: Mixture, places: Floats) -> Ids:
 def _manifest(bundle: Bundle, new: list[_NewCluster], changes: list[Change]) -> BundleManifest:
     about = bundle.manifest
     first = len(about.cluster_names) - (len(about.known_classes) if about.open_world else 0)
-    parent = Ancestor(
-        generation=about.generation,
-        bundle_id=about.bundle_id,
-        digest=bundle.digest,
-        folder=str(bundle.folder.absolute()),
-        created=about.created,
-        clusters=len(about.cluster_names),
-    )
     names = [cluster.name or f"cluster-{first + number}" for number, cluster in enumerate(new)]
     return about.model_copy(
         update={
@@ -262,7 +254,7 @@ def _manifest(bundle: Bundle, new: list[_NewCluster], changes: list[Change]) -> 
             "created": datetime.now(timezone.utc).isoformat(timespec="seconds"),
             "cluster_names": [*about.cluster_names, *names],
             "generation": about.generation + 1,
-            "ancestors": [*about.ancestors, parent],
+            "ancestors": [*about.ancestors, Ancestor.of(bundle)],
             "changes": changes,
         }
     )

@@ -9,12 +9,12 @@ from dataclasses import asdict, dataclass
 from datetime import datetime, timezone
 from importlib.metadata import version
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 import onnxruntime
 from ncd_training.base.run_dir import RunDir
-from ncd_training.data.manifest import Manifest
+from ncd_training.data.manifest import KNOWN_TEST, NOVEL_TEST, UNLABELLED_TRAIN, Manifest
 from ncd_training.data.prepare import Setup
 from ncd_training.model.map_cache import view_bytes
 from ncd_training.model.onnx import write_onnx
@@ -28,7 +28,7 @@ from ncd_export.graph import ExportGraph
 from ncd_export.model_card import render_card
 from ncd_export.precision import PRECISIONS, PrecisionKind, precision_for
 from ncd_export.publish import Destination, finish_interrupted, publish, publishing, seal
-from ncd_export.rename import keep_names
+from ncd_export.rename import carry_names, keep_names
 from ncd_export.repository import check_clusters, check_place, check_writable, disk_errors_as_data_errors
 from ncd_export.triton_config import MAX_BATCH, THIS_CPU, Hardware
 from ncd_export.verify import Agreement, Images, Verification, check_finite, compare_precisions, verify, verify_outside
@@ -42,6 +42,7 @@ from ncd_serve.progress import Progress
 from ncd_serve.reference import REFERENCE, Reference
 
 _PACKAGES = ("ncd-serve", "torch", "onnx")
+_SPLITS = (UNLABELLED_TRAIN, NOVEL_TEST, KNOWN_TEST)  # whose ACC the bundle keeps
 _VERIFICATION_IMAGES, _CALIBRATION_IMAGES, _CALIBRATION_BATCH = 256, 128, 8
 
 
@@ -95,7 +96,8 @@ def export_run(
     checkpoint = options.checkpoint or run.checkpoint
     state = load_state(setup, checkpoint)
     if not options.replace_model:
-        check_clusters(repository, name, _own_checkpoints(out, checkpoint))
+        own = _own_checkpoints(out, checkpoint) | ({setup.carried.checkpoint} if setup.carried else set())
+        check_clusters(repository, name, own)
     planned = setup.config.optim.epochs
     if state.epoch < planned:
         progress.say(f"exporting the state after {state.epoch} of {planned} epochs", style="yellow")
@@ -113,7 +115,7 @@ def export_run(
         write_text(folder / CARD, render_card(manifest, setup, run.read_summary(), agreement, scored=scored))
         _write_facts(folder, manifest, verification, agreement)
         with publishing(out, repository):
-            if keep_names(out, Bundle.read(folder)):
+            if keep_names(out, Bundle.read(folder)) or carry_names(Bundle.read(folder), setup.carried):
                 progress.say("the clusters keep the names, merges and junk marks of the previous bundle")
             place = {"hardware": options.hardware, "replace": options.replace, "keep": options.keep}
             version_folder = publish(folder, out, Destination(repository=repository, name=name, **place))
@@ -256,6 +258,7 @@ def _bundle_manifest(
     open_world = config.model.heads == "open_world"
     if open_world:
         names = [*manifest.known_classes, *names]
+    finished = options.checkpoint is None and state.epoch == config.optim.epochs  # scores are those of the last state
     return BundleManifest(
         bundle_id=uuid.uuid4().hex[:12],
         checkpoint=checkpoint,
@@ -279,9 +282,25 @@ def _bundle_manifest(
             "view_bytes": view_bytes(state.model.trunk, config.data.resolution),
         },
         # onnxruntime has a different package name on each platform.
+        **_generation(setup),
+        **(_scores(run) if finished else {}),
         versions={**{name: version(name) for name in _PACKAGES}, "onnxruntime": onnxruntime.__version__},
         sha256={},
     )
+
+
+def _scores(run: RunDir) -> dict[str, Any]:
+    """Return ACC by split as far as true classes are known, and the verdict without them."""
+    summary = run.read_summary()
+    acc = {split: score.acc for split, score in summary.scores.items() if split in _SPLITS}
+    return {"scores": acc, "verdict": "; ".join(summary.verdict.sentences()) if summary.verdict else ""}
+
+
+def _generation(setup: Setup) -> dict[str, Any]:
+    """Return the facts of a later generation; none for a first one."""
+    if (carried := setup.carried) is None:
+        return {}
+    return {"generation": carried.generation, "ancestors": carried.ancestors, "changes": carried.changes}
 
 
 def _own_checkpoints(out: Path, checkpoint: Path) -> set[str]:

@@ -6,6 +6,7 @@ import re
 import shutil
 import uuid
 from datetime import datetime, timezone
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 import onnx
@@ -22,12 +23,12 @@ from ncd_export.repository import (
 from ncd_serve.bundle import CARD, MODEL, Bundle, BundleManifest
 from ncd_serve.errors import DataError
 from ncd_serve.files import staged_directory, write_text
-from ncd_serve.naming import ClusterState, Names, Naming, apply_names, cluster_states
+from ncd_serve.naming import WRONG, ClusterState, Correction, Names, Naming, apply_names, cluster_states
 from ncd_serve.runners import OnnxRunner
 from ncd_serve.text import printable
 
 if TYPE_CHECKING:
-    from pathlib import Path
+    from ncd_training.data.carried import Carried
 
 _NAMES_SECTION = re.compile(r"\n## Names\n.*?(?=\n## |\Z)", re.DOTALL)
 _MARKDOWN = re.compile(r"([\\`*_\[\]<>|#~&])")
@@ -62,6 +63,33 @@ def keep_names(old: Path, fresh: Bundle) -> bool:
     if names.checkpoint != fresh.manifest.checkpoint:
         return False
     naming = apply_names(fresh.manifest, names)
+    if named := naming != Naming.of(fresh.manifest):
+        _rewrite(fresh.folder, fresh.manifest, naming)
+    return named
+
+
+def carry_names(fresh: Bundle, carried: Carried | None) -> bool:
+    """Apply the names of the generation before to clusters that kept their ids; return False if there are none."""
+    if carried is None:
+        return False
+    there = {
+        change.cluster_id
+        for change in carried.changes
+        if change.kind in ("kept", "grown") or (change.kind == "new" and change.added + change.moved)
+    }
+    there |= set(range(carried.first))
+    given = {
+        number: entry
+        for number, entry in carried.names.clusters.items()
+        if number in there and (entry.merge_into is None or entry.merge_into in there)
+    }
+    root = fresh.reference().root
+    images: dict[str, Correction | None] = {
+        str(Path(path).relative_to(root) if Path(path).is_relative_to(root) else path): to
+        for path, to in carried.names.images.items()
+        if to == WRONG or to in there
+    }
+    naming = apply_names(fresh.manifest, Names(clusters=given, images=images))
     if named := naming != Naming.of(fresh.manifest):
         _rewrite(fresh.folder, fresh.manifest, naming)
     return named

@@ -85,7 +85,10 @@ def history(
     bundle: Annotated[Path, typer.Argument(help="A bundle.")],
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
 ) -> None:
-    """Show the generations that a bundle descends from, with what changed, and how to serve each of them again.
+    """Show the generations that a bundle descends from, with what changed, scores, and how to serve each of them again.
+
+    Scores are those of the training that a generation comes from: ACC where true classes are known, and the verdict
+    without them. An append keeps both.
 
     Examples:
         ncd-serve history runs/birds/bundle
@@ -97,12 +100,20 @@ def history(
         out.print_json(json.dumps([each._asdict() for each in found]))
         return
     table = Table(
-        Column("generation", justify="right"), "created", Column("clusters", justify="right"), "changes", "bundle"
+        Column("generation", justify="right"),
+        "created",
+        Column("images", justify="right"),
+        Column("clusters", justify="right"),
+        "changes",
+        "ACC",
+        "verdict",
+        Column("bundle", overflow="fold"),
     )
     for each in found:
-        table.add_row(
-            str(each.generation), each.created, str(each.clusters), escape(each.changes), escape(each.folder or "gone")
-        )
+        scores = ", ".join(f"{split} {acc:.3f}" for split, acc in each.scores.items()) or "-"
+        images = "-" if each.images is None else str(each.images)
+        words = (each.changes, scores, each.verdict or "-", each.folder or "gone")
+        table.add_row(str(each.generation), each.created, images, str(each.clusters), *map(escape, words))
     out.print(table)
     if kept := [each for each in found if each.folder]:
         out.print(

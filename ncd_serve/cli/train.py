@@ -7,6 +7,7 @@ from typing import Annotated
 
 import typer
 
+from ncd_serve.cli.after import show_generation, train_after
 from ncd_serve.cli.console import one_speaker, out, progress
 from ncd_serve.cli.options import (
     Accelerator,
@@ -73,6 +74,12 @@ def train(
     accept: Annotated[
         Path | None, typer.Option(help="With --after: candidates of `discover`; default: all that it finds.")
     ] = None,
+    retrain: Annotated[
+        bool, typer.Option("--retrain", help="With --after: train on old and new images; clusters keep their ids.")
+    ] = False,
+    promote: Annotated[
+        bool, typer.Option("--promote", help="With --retrain: images of named clusters count as labelled.")
+    ] = False,
 ) -> None:
     """Train on labelled images of known classes and unlabelled ones: the dual-branch model, or a baseline.
 
@@ -81,11 +88,10 @@ def train(
         ncd-serve train --labelled known --unlabelled pile --novel-classes 8 --dry-run
         ncd-serve train --resume runs/birds
         ncd-serve train --after runs/birds/bundle --add new
+        ncd-serve train --after runs/birds/bundle --add new --retrain --promote
     """
     options = locals()
-    if after or add or accept:
-        from ncd_serve.cli.after import train_after
-
+    if after or add or accept or retrain or promote:
         train_after(options)
         return
     use_device(options.pop("device"))
@@ -101,13 +107,16 @@ def train(
             run = api.open_run(resume, progress=progress).resume()
         else:
             settings, folder = options.pop("set_"), options.pop("out_")
-            own = ("resume", "dry_run", "after", "add", "accept")
+            own = ("resume", "dry_run", "after", "add", "accept", "retrain", "promote")
             given = {name: value for name, value in options.items() if name not in own}
             if dry_run:
                 # The plan is the answer here, so it goes where answers go.
                 api.dry_run(**given, settings=settings, progress=Progress(out))
                 return
             run = api.discover(**given, settings=settings, out=folder, progress=progress)
+        if run.changes:  # the rest of a next generation
+            show_generation(run)
+            return
         for line in (*run.headlines, run.findings):
             out.print(line, highlight=False)
         if run.verdict:

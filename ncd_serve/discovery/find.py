@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import os
 from collections import Counter
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -11,10 +12,12 @@ import numpy as np
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from ncd_serve.bundle import Bundle, Name
+from ncd_serve.discovery.corrections import corrected, corrections_of
 from ncd_serve.discovery.groups import Group, find_groups, join_groups
 from ncd_serve.errors import DataError
 from ncd_serve.gallery.embed import embed
 from ncd_serve.inputs.images import find_images
+from ncd_serve.naming import WRONG
 from ncd_serve.progress import SILENT, Progress
 from ncd_serve.rows.tables import FORMATS, read_rows
 from ncd_serve.text import first_problem
@@ -110,6 +113,7 @@ def discover(
     bundle = bundle if isinstance(bundle, Bundle) else Bundle.read(bundle)
     reference, mixture = mixture_of(bundle)
     batch = images if isinstance(images, Batch) else read_batch(images, bundle, progress=progress)
+    batch = _unjudged(batch, bundle)
     if len(batch.paths) < MIN_IMAGES:
         raise DataError(
             f"{len(batch.paths)} readable images are too few to look for categories", hint=f"give at least {MIN_IMAGES}"
@@ -136,8 +140,9 @@ def discover(
 
 
 def mixture_of(bundle: Bundle) -> tuple[Reference, Mixture]:
-    """Return reference and mixture of a bundle; DataError if an older version made it."""
+    """Return reference and mixture of a bundle after corrections; DataError if an older version made it."""
     reference = bundle.reference()
+    reference = corrected(reference, corrections_of(bundle, reference))
     mixture = reference.mixture()
     if mixture is None:
         raise DataError(f"{bundle.folder} was exported by an older version", hint="ncd-serve export RUN once more")
@@ -148,9 +153,20 @@ def read_batch(images: str | Path, bundle: Bundle, *, progress: Progress = SILEN
     """Embed the images of a folder or of rows, copies of an image once; an even sample of very many."""
     files = _files(Path(images))
     batch = embedded(files[:: -(-len(files) // _MAX_IMAGES)], bundle, progress=progress)
+    if batch.embeddings.shape[1] != bundle.reference().embeddings.shape[1]:
+        raise DataError(
+            f"{bundle.folder} has a reference of another backbone than its model", hint="ncd-serve export RUN once more"
+        )
     _, first = np.unique(batch.embeddings, axis=0, return_index=True)
     rows = np.sort(first)
     return Batch([batch.paths[row] for row in rows], batch.embeddings[rows], batch.unreadable)
+
+
+def _unjudged(batch: Batch, bundle: Bundle) -> Batch:
+    """Return the batch without images that a person has given to a cluster: these are not new."""
+    said = corrections_of(bundle, bundle.reference())
+    rows = [row for row, path in enumerate(batch.paths) if said.get(os.path.normpath(path), WRONG) == WRONG]
+    return replace(batch, paths=[batch.paths[row] for row in rows], embeddings=batch.embeddings[rows])
 
 
 def embedded(files: Sequence[Path], bundle: Bundle, *, progress: Progress = SILENT) -> Batch:

@@ -17,6 +17,9 @@ class Generation(NamedTuple):
     bundle_id: str
     created: str
     clusters: int
+    images: int | None  # that the clusters were found in; None where it is not known
+    scores: dict[str, float]  # ACC by split, where true classes are known; of the state that was trained
+    verdict: str  # on the clusters without true classes; empty where it is not known
     changes: str  # since the one before, in words
     folder: str | None  # where the bundle is; None if it is there no more
 
@@ -30,6 +33,9 @@ def generations(folder: str | Path) -> list[Generation]:
         about.bundle_id,
         about.created,
         len(about.cluster_names),
+        Ancestor.of(bundle).images,
+        about.scores,
+        about.verdict,
         _in_words(bundle),
         str(bundle.folder),
     )
@@ -58,7 +64,15 @@ def _ancestor(entry: Ancestor) -> Generation:
         bundle = None
     changes = _in_words(bundle) if bundle else "-"
     return Generation(
-        entry.generation, entry.bundle_id, entry.created, entry.clusters, changes, entry.folder if bundle else None
+        entry.generation,
+        entry.bundle_id,
+        entry.created,
+        entry.clusters,
+        entry.images,
+        entry.scores,
+        entry.verdict,
+        changes,
+        entry.folder if bundle else None,
     )
 
 

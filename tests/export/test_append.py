@@ -26,7 +26,7 @@ from ncd_serve.naming import Names
 from ncd_serve.progress import SILENT
 from ncd_serve.runners import open_session
 from tests.export.folders import unchanged
-from tests.serve.patterns import CLUSTERS, KNOWN, draw, make_bundle, save
+from tests.serve.patterns import CLUSTERS, EACH, KNOWN, draw, make_bundle, save
 
 NEW, NEWER = 20, 21
 NAMES = {0: {"name": "auk"}, 1: {"merge_into": 0}}
@@ -143,6 +143,42 @@ def test_names_merges_and_corrections_are_taken_along(place: Path) -> None:
     assert set(after["cluster_id"][kinds == KNOWN + 1]) == {0}, "it is merged still"
 
 
+def test_corrections_are_labels_of_the_next_generation(place: Path) -> None:
+    """Images of cluster 2 that a person gave to cluster 0 or to none no longer speak for cluster 2."""
+    paths = Bundle.read(place / "bundle").reference().paths
+    moved, wrong = paths[-3:-1], paths[-1]
+    names = Names.model_validate({"clusters": {}, "images": {**dict.fromkeys(moved, 0), wrong: "wrong"}})
+    rename_bundle(place / "bundle", names, repository=place / "models", name="m")
+    before, second = Bundle.read(place / "bundle"), append(place)
+    now, old = second.reference(), before.reference()
+    assert now.counts.tolist() == [EACH + 2, EACH, EACH - 3, 25]
+    assert [change.images for change in second.manifest.changes] == [EACH + 2, EACH, EACH - 3, 0]
+    assert len(second.manifest.images) == 3 and not any(Path(wrong).name in path for path in now.paths)
+    images, _ = everything()
+    after = answers(second.folder, images)
+    same(answers(before.folder, images), after, after["cluster_id"] < CLUSTERS)
+    mixture, first = now.mixture(), old.mixture()
+    assert mixture is not None and first is not None and not np.allclose(mixture.means[KNOWN], first.means[KNOWN])
+    np.testing.assert_allclose(after["outside"], mixture.outside(after["embedding"]), atol=1e-3)
+    (place / "candidates.json").write_text(
+        Candidates(
+            checkpoint=before.manifest.checkpoint,
+            generation=1,
+            candidates=[{"images": [str(old.root / path) for path in moved]}],
+        ).model_dump_json()
+    )
+    with unchanged(place), pytest.raises(DataError, match="a correction says that it is in cluster 0"):
+        append(place, out="third", accept=place / "candidates.json")
+
+
+def test_a_batch_of_old_images_has_nothing_to_append(place: Path) -> None:
+    make_bundle(place / "again" / "bundle")
+    for copy in range(2):
+        shutil.copytree(place / "again" / "pile", place / "copies" / str(copy))
+    with unchanged(place), pytest.raises(DataError, match="nothing to append"):
+        append_generation(place / "bundle", place / "copies", out=place / "third", progress=SILENT)
+
+
 def test_what_is_refused_changes_nothing(place: Path) -> None:
     found = discover(place / "new", place / "bundle").candidates
     first = found.candidates[0]
@@ -185,6 +221,26 @@ def test_a_bundle_of_an_older_version_says_what_to_do(place: Path) -> None:
     (place / "bundle" / "bundle.json").write_text(json.dumps(manifest))
     with pytest.raises(DataError, match="exported by an older version"):
         append(place)
+
+
+def test_a_reference_of_another_backbone(place: Path) -> None:
+    reference = place / "bundle" / "reference.npz"
+    with np.load(reference) as stored:
+        other = dict(stored)
+    for name, axis in (("embeddings", 1), ("projection", 0)):
+        other[name] = np.repeat(other[name], 2, axis=axis)
+    np.savez(reference, **other)
+    manifest = json.loads((place / "bundle" / "bundle.json").read_text())
+    manifest["sha256"]["reference.npz"] = sha256(reference)
+    (place / "bundle" / "bundle.json").write_text(json.dumps(manifest))
+    with unchanged(place), pytest.raises(DataError, match="a reference of another backbone"):
+        append(place)
+
+
+def test_a_batch_of_one_image(place: Path) -> None:
+    (one,) = save(place / "one", NEW, 1)
+    with unchanged(place), pytest.raises(DataError, match="1 readable images are too few"):
+        append_generation(place / "bundle", one, out=place / "third", progress=SILENT)
 
 
 @pytest.mark.parametrize("seconds", [1.5, 2.2])

@@ -1,11 +1,12 @@
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 
 import numpy as np
 import pytest
 
-from ncd_serve.mixture import Mixture, fit_mixture, log_student
+from ncd_serve.mixture import Mixture, fit_mixture, grow, log_student, relabel
 
 
 def by_hand(**changed: float) -> Mixture:
@@ -70,3 +71,28 @@ def test_one_cluster_alone_can_be_calibrated() -> None:
     mixture = fit_mixture(embeddings, ids, number=3, first_cluster=2)
     assert np.isfinite([mixture.slope, mixture.intercept]).all()
     assert mixture.outside(embeddings)[ids == 2].mean() < mixture.outside(embeddings)[ids < 2].mean()
+
+
+def test_moved_images_move_the_means() -> None:
+    """Two images at 1 and 3 of the class at 2, two of the class at -1: the image at 3 goes over, then to none."""
+    mixture = replace(by_hand(), means=np.array([[2.0], [-1.0]]), weights=np.array([2.0, 1.0]))
+    place, sizes = np.array([[3.0]]), np.array([2, 2])
+    over = relabel(mixture, place, np.array([0]), np.array([1]), sizes=sizes)
+    assert over.means.ravel().tolist() == pytest.approx([1.0, 1 / 3]) and over.weights.tolist() == [1.0, 1.5]
+    gone = relabel(mixture, place, np.array([0]), np.array([-1]), sizes=sizes)
+    assert gone.means.ravel().tolist() == pytest.approx([1.0, -1.0]) and gone.weights.tolist() == [1.0, 1.0]
+
+
+def test_a_new_class_takes_one_in_a_hundred_images_of_old_ones_at_most() -> None:
+    rng = np.random.default_rng(0)
+    means = rng.normal(0, 2, (21, 8))
+    ids = np.repeat(np.arange(20), 50)
+    places = means[ids] + rng.normal(0, 1, (len(ids), 8))
+    mixture = fit_mixture(places + 20, ids, number=20, first_cluster=0)
+    training = mixture.project(places + 20)
+    group = mixture.project(means[20:] + rng.normal(0, 1, (30, 8)) + 20)
+    grown = grow(mixture, [group], np.zeros((0, mixture.dims)), (training, ids))
+    fresh = mixture.project(means[ids] + rng.normal(0, 1, (len(ids), 8)) + 20)
+    assert (grown.log_joint(fresh).argmax(1) == 20).mean() <= 0.01
+    assert (grown.log_joint(group).argmax(1) == 20).mean() > 0.5
+    assert grown.weights[:20].tolist() == mixture.weights.tolist()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import inspect
+import os
 import re
 import sys
 from collections.abc import Callable, Mapping, Sequence
@@ -44,17 +45,19 @@ from ncd_serve.text import SafeConsole
 from ncd_training.base.processes import Launch
 from ncd_training.base.run_dir import PRETRAINED, RunDir, default_run_name
 from ncd_training.config.resolve import check_places, layers_of_call, merged, overrides_of
+from ncd_training.data.carried import Carried
 from ncd_training.data.prepare import Setup, list_images, prepare_unlabelled, reopen
 
 if TYPE_CHECKING:
     from ncd_export.triton_config import Device as DeviceName
 
-    from ncd_serve.bundle import Bundle
+    from ncd_serve.bundle import Bundle, Change
     from ncd_serve.contract import Precision
     from ncd_training.base.run_dir import Summary
     from ncd_training.config.schema import TrainConfig
     from ncd_training.study.class_number import Estimate
     from ncd_training.study.compare_table import Comparison
+    from ncd_training.study.retrain import Undecided
     from ncd_training.summary.plots import Picture
 
 Recipe = str | Sequence[str] | None
@@ -103,6 +106,33 @@ def discover(
     folder = Path(out) if out else Path("runs") / default_run_name(setup.manifest.name)
     run = RunDir.of_this_job(folder, setup.config, launch) or RunDir.create(folder, setup.config, launch=launch)
     return _train(setup, run, shown, launch)
+
+
+def retrain(
+    after: AnyPath,
+    add: AnyPath,
+    *,
+    accept: AnyPath | None = None,
+    promote: bool = False,
+    out: AnyPath | None = None,
+    progress: ProgressOn = True,
+) -> Run:
+    """Train the next generation of a bundle on its old images and new ones; clusters that are the same keep their ids.
+
+    The options are those of `ncd-serve train --after --retrain`.
+    """
+    from ncd_serve.bundle import Bundle
+    from ncd_training.study.retrain import retrain_setup, run_of
+
+    bundle, shown = Bundle.read(after), _shown(progress)
+    old, generation = run_of(bundle).path, bundle.manifest.generation
+    beside = old.with_name(f"{old.name.removesuffix(f'-{generation}')}-{generation + 1}")
+    folder = Path(out) if out else Path(os.path.relpath(beside))
+    RunDir(folder).check_new()
+    setup = retrain_setup(after, add, accept=accept, promote=promote, progress=shown)
+    run = RunDir.create(folder, setup.config)
+    setup.keep(run)
+    return _train(setup, run, shown, Launch())
 
 
 def dry_run(*, progress: ProgressOn = True, **options: Any) -> None:
@@ -261,7 +291,9 @@ class Run:
             replace_model=replace_model,
         )
         folder = Path(out) if out else self.path / "bundle"
-        before = exported_to(folder) or ExportPlace(DEFAULT_REPOSITORY, self._model_name())
+        carried = Carried.read(self._directory)
+        inherited = exported_to(carried.bundle) if carried else None
+        before = exported_to(folder) or inherited or ExportPlace(DEFAULT_REPOSITORY, self._model_name())
         exported = export_run(
             self._trained(),
             self._directory,
@@ -272,6 +304,32 @@ class Run:
             options=options,
         )
         return exported.bundle
+
+    @property
+    def changes(self) -> list[Change]:
+        """Change of every cluster since the generation before; empty for a first one."""
+        carried = Carried.read(self._directory)
+        return carried.changes if carried else []
+
+    @property
+    def carried_names(self) -> dict[int, str]:
+        """Names of the generation before by id, with those of accepted candidates."""
+        carried = Carried.read(self._directory)
+        entries = carried.names.clusters if carried else {}
+        return {number: entry.name for number, entry in entries.items() if entry.name}
+
+    @property
+    def unnamed(self) -> set[int]:
+        """Ids of clusters that are new since the generation before, and are no accepted candidates."""
+        fresh = {change.cluster_id for change in self.changes if change.kind == "new"}
+        return fresh - self.carried_names.keys()
+
+    @property
+    def undecided(self) -> list[Undecided]:
+        """Names of the generation before that no cluster has clearly inherited: a person decides."""
+        from ncd_training.study.retrain import undecided_names
+
+        return undecided_names(self._directory)
 
     def gallery(self, out: AnyPath | None = None) -> Path:
         """Write an HTML page with the images of all clusters, which opens offline, and return its path."""

@@ -1,5 +1,5 @@
 // The next round: categories made of new or corrected images become clusters; ids and names before and after.
-const KINDS = { new: "new", split: "gave images to a new one", grown: "has new images", kept: "as before" };
+const KINDS = { new: "new", split: "gave images to a new one", grown: "has new images", kept: "as before", merged: "went into another one" };
 
 function makeRound() {
   $("round-start").addEventListener("click", startRound);

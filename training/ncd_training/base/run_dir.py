@@ -46,15 +46,19 @@ class RunDir:
         if not launch.is_leader:
             return run
         try:
+            run.check_new()
             path.mkdir(parents=True, exist_ok=True)
-            if any(path.iterdir()):
-                raise UsageError(f"{path} already holds a run", hint=f"{run.next_step}, or choose another --out")
             run.plots.mkdir()
         except OSError as error:
             raise DataError(f"cannot write to {path}: {error.strerror}", hint="choose another --out") from None
         run.write_config(config)
         write_json(run.environment, {"made_by": command, **_environment(launch)})
         return run
+
+    def check_new(self) -> None:
+        """Raise UsageError if the directory holds anything."""
+        if self.path.is_dir() and any(self.path.iterdir()):
+            raise UsageError(f"{self.path} already holds a run", hint=f"{self.next_step}, or choose another --out")
 
     @classmethod
     def of_this_job(cls, path: Path, config: TrainConfig, launch: Launch) -> RunDir | None:
@@ -123,6 +127,16 @@ class RunDir:
     def manifest(self) -> Path:
         """List of the images that the run was started with: paths, labels, sizes, times, hashes."""
         return self.path / "manifest.parquet"
+
+    @property
+    def carried(self) -> Path:
+        """File with clusters, labels and ids of the generation before, if there is one."""
+        return self.path / "carried.json"
+
+    @property
+    def placed(self) -> Path:
+        """Newest checkpoint after its clusters got their ids, until it replaces `checkpoint`."""
+        return self.path / "checkpoints" / "placed.safetensors"
 
     @property
     def skipped(self) -> Path:

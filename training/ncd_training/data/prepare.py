@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 from ncd_serve.errors import DataError, UsageError
 from ncd_serve.files import write_text
 from ncd_training.base.run_dir import weights_path
+from ncd_training.data.carried import Carried
 from ncd_training.data.datasets import load_manifest
 from ncd_training.data.manifest import Manifest, from_unlabelled
 from ncd_training.data.scan import Findings, load_manifest_of_run, save_manifest, scan
@@ -31,6 +32,7 @@ class Setup:
     config: TrainConfig
     manifest: Manifest
     findings: Findings = field(default_factory=Findings)
+    carried: Carried | None = None  # None: a first generation
 
     @property
     def labels(self) -> list[int]:
@@ -53,10 +55,16 @@ class Setup:
         """Return the setup with some sections of its configuration replaced."""
         return replace(self, config=self.config.model_copy(update=sections))
 
+    def with_carried(self, carried: Carried) -> Setup:
+        """Return the setup with what the generation before left."""
+        return replace(self, carried=carried)
+
     def keep(self, run: RunDir) -> None:
         """Write the images, and a list of those that were skipped, into a run directory that has none yet."""
         if run.manifest.exists():
             return
+        if self.carried is not None:
+            self.carried.write(run)
         save_manifest(run.manifest, self.manifest, self.findings.stamps)
         if lines := self.findings.lines():
             write_text(run.skipped, "\n".join(lines) + "\n")
@@ -100,9 +108,12 @@ def prepare(listed: Setup, *, progress: Progress, mapper: Mapper | None = None) 
 
 def reopen(run: RunDir, *, progress: Progress) -> Setup:
     """Return the settings and images of an existing run; DataError if the images have changed."""
+    carried = Carried.read(run)
+    if carried is not None:
+        finish_placing(run, carried)
     config = run.config()
     if run.manifest.is_file():
-        return Setup(config, load_manifest_of_run(run.manifest, track=progress.track))
+        return Setup(config, load_manifest_of_run(run.manifest, track=progress.track), carried=carried)
     # An older run without a manifest: list and check its images again.
     if run.made_by == "pretrain":
         setup = prepare_unlabelled(config, progress=progress)
@@ -111,6 +122,17 @@ def reopen(run: RunDir, *, progress: Progress) -> Setup:
     if run.images_digest not in (None, setup.manifest.fingerprint):
         raise images_changed(run)
     return setup
+
+
+def finish_placing(run: RunDir, carried: Carried) -> None:
+    """Put the checkpoint whose clusters got their ids in its place, if this was decided; a killed process may have."""
+    if not (carried.changes and run.placed.exists()):
+        run.placed.unlink(missing_ok=True)
+        return
+    config = run.config()
+    data = config.data.model_copy(update={"novel_classes": len(carried.ids)})
+    run.write_config(config.model_copy(update={"data": data}))
+    run.placed.replace(run.checkpoint)
 
 
 def images_changed(run: RunDir) -> DataError:

@@ -31,6 +31,7 @@ if TYPE_CHECKING:
 
     from ncd_serve.progress import Track
     from ncd_training.config.schema import BranchKind, TrainConfig
+    from ncd_training.data.carried import Carried
     from ncd_training.model.branches import Branch, BranchOutput, DualBranchModel
     from ncd_training.objective.pseudo_labels import PseudoLabels
 
@@ -48,6 +49,7 @@ class Material:
     config: TrainConfig
     track: Track
     stages: Path | None = None  # folder of checkpoints of stages before discovery
+    carried: Carried | None = None  # clusters and labels of the generation before
 
     @property
     def unlabelled_rows(self) -> range:

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, NamedTuple
 import numpy as np
 import torch
 import torch.nn.functional as F
+from scipy.optimize import linear_sum_assignment
 from torch import Tensor, nn
 
 from ncd_training.objective.clustering import (
@@ -30,6 +31,7 @@ from ncd_training.objective.recognition import recognise
 
 if TYPE_CHECKING:
     from ncd_training.config.schema import SelfLabelConfig, TrainConfig
+    from ncd_training.data.carried import Carried
     from ncd_training.model.branches import DualBranchModel
     from ncd_training.objective.method import Material
 
@@ -81,6 +83,7 @@ def begin(model: DualBranchModel, material: Material, earlier: list[Tensor]) -> 
     features, labels = branch_features(model, material)
     sources = [*earlier, features[0]]  # all branches start from the same tail
     start = _first_targets(sources, labels, config)
+    start = start._replace(targets=as_said(start.targets, material.carried, aligned=False))
     width = start.targets.shape[1]
     is_open = config.model.heads == "open_world"
     anchors = F.one_hot(labels, width).float() if is_open else torch.zeros(len(labels), width)
@@ -99,7 +102,7 @@ def with_clusters(lesson: Lesson, features: Tensor, labels: Tensor, material: Ma
     config = material.config
     if not config.self_labels.stage_share:
         return lesson
-    targets = _first_targets([features], labels, config).targets
+    targets = as_said(_first_targets([features], labels, config).targets, material.carried, aligned=False)
     sure, ids = targets.max(dim=1)
     kept = sure.argsort(descending=True, stable=True)[: round(config.self_labels.stage_share * len(ids))].sort().values
     first = 0 if config.model.heads == "open_world" else int(lesson.classes.max()) + 1
@@ -134,7 +137,36 @@ def refreshed(start: Start, model: DualBranchModel, epoch: int, material: Materi
         equal=start.equal,
         anchors=anchors,
     )
-    return _sharpened(together, shares, start.equal, settings, anchors)
+    return as_said(_sharpened(together, shares, start.equal, settings, anchors), material.carried)
+
+
+def as_said(targets: Tensor, carried: Carried | None, *, aligned: bool = True) -> Tensor:
+    """Return targets [M, C] with what a person said about single images in an earlier generation.
+
+    Unless they are `aligned`, clusters first get the columns of that generation that share most images with them.
+    """
+    if carried is None:
+        return targets
+    columns, first = torch.tensor(carried.columns), carried.first
+    targets = targets.clone() if aligned else _aligned(targets, columns, first)
+    wrong = torch.tensor(carried.wrong)
+    rows = torch.nonzero(wrong >= 0).flatten()
+    targets[rows, wrong[rows]] = 0.0
+    targets[rows] /= targets[rows].sum(dim=1, keepdim=True).clamp_min(torch.finfo(torch.float32).tiny)
+    rows = torch.nonzero(torch.tensor(carried.said)).flatten()
+    targets[rows] = F.one_hot(columns[rows], targets.shape[1]).to(targets.dtype)
+    return targets
+
+
+def _aligned(targets: Tensor, columns: Tensor, first: int) -> Tensor:
+    """Return targets whose clusters are in the columns that share most images with them; the `first` ones stay."""
+    now = targets.argmax(dim=1)
+    shared = (columns >= first) & (now >= first)
+    clusters = targets.shape[1] - first
+    both = np.zeros((clusters, clusters))
+    np.add.at(both, ((columns[shared] - first).numpy(), (now[shared] - first).numpy()), 1)
+    _, partners = linear_sum_assignment(-both)
+    return torch.cat([targets[:, :first], targets[:, first + torch.from_numpy(partners)]], dim=1)
 
 
 def novel_targets(geometries: Geometries, clusters: int, config: TrainConfig, rows: Tensor | None = None) -> Start:

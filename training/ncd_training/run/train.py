@@ -22,6 +22,7 @@ from ncd_training.model.map_cache import cache_views
 from ncd_training.model.weights import initial_trunk, settle
 from ncd_training.objective.method import Material, checked
 from ncd_training.pretext import Stages
+from ncd_training.run.ids import keep_ids
 from ncd_training.run.monitor import Monitor
 from ncd_training.run.plan import announce_cost, device_name, expected_cost, measure_step, plan_lines
 from ncd_training.run.step import TrainState, build_state, load_state, train_epoch
@@ -106,7 +107,8 @@ def gather(setup: Setup, trunk: Trunk, run: RunDir, *, progress: Progress, ranks
     """Return everything a method may use; caches the views if the settings ask for it."""
     views = _views(setup, trunk, run, progress, ranks)
     labels = torch.tensor(setup.labels)
-    return Material(views, labels, setup.manifest.unlabelled, setup.config, progress.track, run.stages)
+    unlabelled, config = setup.manifest.unlabelled, setup.config
+    return Material(views, labels, unlabelled, config, progress.track, run.stages, setup.carried)
 
 
 @contextmanager
@@ -224,6 +226,8 @@ def _fit(setup: Setup, state: TrainState, run: RunDir, log: RunLog, progress: Pr
         return
     run.drop_cache()
     draw_curves(rows, run.plots)
+    if setup.carried is not None:
+        setup, state = keep_ids(setup, state, run, progress=progress)
     evaluate(setup, state, run, progress=progress)
 
 

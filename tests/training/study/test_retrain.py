@@ -1,0 +1,128 @@
+"""The next generation by training: ids and names that are kept, and what is refused."""
+
+from __future__ import annotations
+
+import shutil
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from ncd_training import open_run
+from ncd_training.api import retrain
+from ncd_training.base.run_dir import RunDir
+from ncd_training.data.carried import Carried
+from ncd_training.data.datasets.glyphs import NOVEL, draw_glyph
+from ncd_training.study.retrain import retrain_setup
+
+from ncd_serve.bundle import Bundle
+from ncd_serve.discovery.find import Candidates
+from ncd_serve.discovery.history import generations
+from ncd_serve.errors import DataError, UsageError
+from ncd_serve.runners import OnnxRunner
+from tests.export.folders import unchanged
+from tests.runs import SILENT, again
+
+
+@pytest.fixture
+def place(tiny_run: Path, bundle: Path, tmp_path: Path) -> Path:
+    """A run with its bundle, two names and two corrections, and new images, ten of them an accepted candidate."""
+    shutil.copytree(tiny_run, tmp_path / "run")
+    shutil.copytree(bundle, tmp_path / "run" / "bundle")
+    opened = Bundle.read(tmp_path / "run" / "bundle")
+    paths, names = opened.reference().paths, ["auk", "tern", *opened.manifest.cluster_names[2:]]
+    said = {"cluster_names": names, "images": {paths[0]: 1, paths[1]: "wrong"}}
+    (opened.folder / "bundle.json").write_text(opened.manifest.model_copy(update=said).model_dump_json())
+    rng = np.random.default_rng(1)
+    (tmp_path / "new").mkdir()
+    for number, letter in enumerate("7" * 10 + "".join(NOVEL) * 3):
+        draw_glyph(letter, rng).save(tmp_path / "new" / f"{letter}-{number:02d}.png")
+    sevens = [str(file) for file in sorted((tmp_path / "new").glob("7*"))]
+    facts = {"checkpoint": opened.manifest.checkpoint, "generation": 1}
+    found = Candidates(**facts, candidates=[{"name": "seven", "images": sevens}])
+    (tmp_path / "candidates.json").write_text(found.model_dump_json())
+    return tmp_path
+
+
+def setup_of(place: Path, **options: Any) -> Any:
+    given = {"accept": place / "candidates.json", "promote": False, **options}
+    return retrain_setup(place / "run" / "bundle", place / "new", progress=SILENT, **given)
+
+
+def test_labels_are_taken_along(place: Path) -> None:
+    setup = setup_of(place)
+    carried, reference = setup.carried, Bundle.read(place / "run" / "bundle").reference()
+    columns = dict(zip(setup.manifest.unlabelled, carried.columns, strict=True))
+    said = dict(zip(setup.manifest.unlabelled, carried.said, strict=True))
+    files = reference.files()
+    assert carried.ids[columns[files[0]]] == 1 and said[files[0]], "a person moved it"
+    assert columns[files[1]] == -1, "it is in none"
+    assert carried.ids[carried.wrong[setup.manifest.unlabelled.index(files[1])]] == reference.cluster_ids[1]
+    sevens = [file for file in columns if file.name.startswith("7-")]
+    assert {carried.ids[columns[file]] for file in sevens} == {5} and all(said[file] for file in sevens)
+    assert sum(carried.said) == 11 and sum(carried.added) == 25
+    promoted = setup_of(place, promote=True).carried
+    named = sum(number in (0, 1) for number in reference.cluster_ids[2:].tolist())
+    assert sum(promoted.said) == 11 + named
+    assert setup.config.data.novel_classes == len(carried.ids) and setup.manifest.truth is None
+
+
+def test_what_is_trained_has_the_ids_and_names_of_before(place: Path) -> None:
+    with unchanged(place / "run"):
+        run = retrain(
+            place / "run" / "bundle", place / "new", accept=place / "candidates.json", promote=True, progress=False
+        )
+    assert run.path.resolve() == place / "run-2"
+    ids, changes = [change.cluster_id for change in run.changes], {c.cluster_id: c for c in run.changes}
+    assert ids == [*range(len(ids))] and len(ids) >= 6 and changes[5].kind == "new"
+    gone = [number for number, change in changes.items() if change.kind in ("split", "merged")]
+    assert {each.cluster_id for each in run.undecided} == {number for number in gone if number < 2}
+    exported = run.export(repository=place / "models")
+    about = exported.manifest
+    assert (about.generation, len(about.ancestors), len(about.cluster_names)) == (2, 1, len(ids))
+    for number, name in enumerate(("auk", "tern")):
+        kept = changes[number].kind in ("kept", "grown")
+        assert about.cluster_names[number] == (name if kept else f"cluster-{number}"), "never a wrong name"
+    counts = exported.reference().counts
+    assert not counts[gone].any() and counts.sum() == len(again(RunDir.open(run.path)).manifest.unlabelled)
+    side = about.preprocess.resolution
+    images = np.random.default_rng(0).integers(0, 255, (8, side, side, 3), np.uint8)
+    answer = OnnxRunner(exported).answer(images)
+    assert answer.probabilities.shape[1] == len(ids) and answer.probabilities[:, gone].max(initial=0) == 0
+    first, second = generations(exported.folder)
+    assert (first.generation, second.generation, first.images) == (1, 2, 20) and first.folder
+    assert "unlabelled-train" in first.scores and "of 10 images in the right cluster" in first.verdict
+    assert set(second.scores) == {"known-test"}, "true classes of new images are not known"
+    assert Carried.read(RunDir(run.path)) and open_run(run.path, progress=False).resume().changes == run.changes
+
+
+def test_what_is_refused_leaves_all_as_it_was(place: Path) -> None:
+    old, appended = place / "run" / "bundle", "can still be appended"
+    foreign = place / "alone" / "bundle"
+    shutil.copytree(old, foreign)
+    with unchanged(place):
+        with pytest.raises(DataError, match="in no run directory") as caught:
+            retrain_setup(foreign, place / "new", accept=None, promote=False, progress=SILENT)
+        assert appended in str(caught.value.hint)
+        with pytest.raises(UsageError, match="already holds a run"):
+            retrain(old, place / "new", out=place / "run", progress=False)
+    shutil.copytree(Bundle.read(old).reference().root, place / "copies")
+    with pytest.raises(DataError, match="all new images are copies of old ones"):
+        retrain_setup(old, place / "copies", accept=place / "candidates.json", promote=False, progress=SILENT)
+    checkpoint = place / "run" / "checkpoints" / "last.safetensors"
+    shutil.copy(checkpoint.with_name("initial.safetensors"), checkpoint)
+    with pytest.raises(DataError, match="another model than") as caught:
+        setup_of(place)
+    assert appended in str(caught.value.hint)
+
+
+def test_old_images_that_are_gone(place: Path, glyphs: Path, tmp_path: Path) -> None:
+    moved = tmp_path / "moved"
+    image = Bundle.read(place / "run" / "bundle").reference().files()[3]
+    shutil.move(image, moved)
+    try:
+        with pytest.raises(DataError, match="have changed since the run was started") as caught:
+            setup_of(place)
+        assert "can still be appended: that needs no old image" in str(caught.value.hint)
+    finally:
+        shutil.move(moved, image)
