@@ -91,7 +91,7 @@ def fit_mixture(embeddings: Floats, classes: Ids, *, number: int, first_cluster:
 def grow(mixture: Mixture, groups: Sequence[Floats], others: Floats, training: tuple[Floats, Ids]) -> Mixture:
     """Return the mixture with a class more for each group of places [n, m].
 
-    Fewer than one in a hundred images of old classes are to go to new ones. So new classes need a lead over the old ones:
+    Fewer than one in a hundred images of old classes are to go to new ones. So new classes need a lead over the old:
     more than the other places of the batch [N, m] have, by as much as it takes to make such leads rarer among classes
     of training that are played as new. `training` are the places of all old classes [R, m], and their classes [R].
     """
