@@ -42,8 +42,10 @@ class Uno(Method):
     def __init__(self, settings: UnoSettings, dim: int, *, known: int, clusters: int, open_world: bool) -> None:
         super().__init__()
         self.settings, self.known, self.open_world = settings, known, open_world
-        self.heads = Modules(CosineHead(dim, clusters) for _ in range(settings.heads))
-        self.finer = Modules(CosineHead(dim, settings.fineness * clusters) for _ in range(settings.heads))
+        self.heads: Modules[CosineHead] = Modules(CosineHead(dim, clusters) for _ in range(settings.heads))
+        self.finer: Modules[CosineHead] = Modules(
+            CosineHead(dim, settings.fineness * clusters) for _ in range(settings.heads)
+        )
         # Of this epoch; the best head is chosen at its end, so a resume does not need them.
         self.losses = self.last_losses = torch.zeros(settings.heads)
 

@@ -145,9 +145,9 @@ class Comparison:
         writer = csv.writer(stream)
         kinds = ("mean", "deviation", "published", "published deviation")
         header = [f"{name}, {kind}" for name in self.columns for kind in kinds]
-        costs = ["seconds", "cpu_seconds", "memory_bytes", "error"]
         gaps = ["against best", "against best, low", "against best, high"]
-        writer.writerow(["row", "method", "seeds", *header, *gaps, *costs])
+        header += [*gaps, "seconds", "cpu_seconds", "memory_bytes", "error"]
+        writer.writerow(["row", "method", "seeds", *header])
         for line in self.lines:
             figures = [figure for name in self.columns for figure in (*line.measured(name), *line.figure(name))]
             figures += self.against_best(line.label) or [None] * len(gaps)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from statistics import fmean
 from typing import NamedTuple
 
 import numpy as np
@@ -91,8 +92,8 @@ def resample(rows: Mapping[str, Sequence[Graded | None]]) -> Resampled | None:
     stacked = np.stack(scores, axis=1)  # [draws, seeds, rows]
     picked = rng.integers(stacked.shape[1], size=stacked.shape[:2])
     draws = np.take_along_axis(stacked, picked[:, :, None], axis=1).mean(axis=1)
-    means = np.array([np.mean([run.right.mean() for run in runs]) for runs in whole.values()])
-    return Resampled(list(whole), 100 * means, 100 * draws)
+    means = np.array([100.0 * fmean(float(run.right.mean()) for run in runs) for runs in whole.values()])
+    return Resampled(list(whole), means, 100 * draws)
 
 
 def _interval(mean: float, draws: NDArray[np.float64]) -> Interval:
