@@ -201,6 +201,7 @@ def test_what_is_refused_changes_nothing(place: Path, ncd: Any) -> None:
     (place / "foreign.json").write_text('{"checkpoint": "ffffffffffff", "generation": 1, "candidates": []}')
     (place / "unclear.json").write_text('{"clusters": {}, "images": {"a.png": "perhaps"}}')
     (place / "negative.json").write_text('{"clusters": {}, "images": {"a.png": -2}}')
+    (place / "twice.json").write_text('{"clusters": {}, "images": {"a.png": 1, "./a.png": "wrong"}}')
     shutil.copytree(place / "bundle", place / "same")
     after = ("train", "--after", "bundle", "--add", "new")
     with unchanged(place):
@@ -209,6 +210,9 @@ def test_what_is_refused_changes_nothing(place: Path, ncd: Any) -> None:
             ((*after, "--accept", "foreign.json"), 3, ("of model ffffffffffff", "hint:")),
             ((*after, "--novel-classes", "auto"), 2, ("--novel-classes is not for --after", "hint:")),
             (("train", "--add", "new"), 2, ("--after and --add belong together", "hint:")),
+            ((*after, "--promote"), 2, ("--promote is for --retrain", "hint:")),
+            ((*after, "--retrain"), 3, ("in no run directory", "can still be appended")),
+            (("name", "apply", "twice.json", "--bundle", "bundle"), 3, ("contradicting entries", "hint:")),
             (("export", "bundle", "--precision", "int8"), 2, ("are for runs", "hint:")),
             (("name", "apply", "unclear.json", "--bundle", "bundle"), 3, ("images.a.png", '"b.jpg": "wrong"')),
             (("name", "apply", "negative.json", "--bundle", "bundle"), 3, ("given to cluster -2", "hint:")),
