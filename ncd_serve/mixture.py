@@ -91,7 +91,7 @@ def fit_mixture(embeddings: Floats, classes: Ids, *, number: int, first_cluster:
 def grow(mixture: Mixture, groups: Sequence[Floats], others: Floats, training: tuple[Floats, Ids]) -> Mixture:
     """Return the mixture with a class more for each group of places [n, m].
 
-    Fewer than one in a hundred images of old classes are to go to new ones. So new classes need a lead over the old:
+    Fewer than one in a hundred images of old classes are to go to new ones. So new classes need a lead over old ones:
     more than the other places of the batch [N, m] have, by as much as it takes to make such leads rarer among classes
     of training that are played as new. `training` are the places of all old classes [R, m], and their classes [R].
     """
@@ -109,8 +109,18 @@ def grow(mixture: Mixture, groups: Sequence[Floats], others: Floats, training: t
         seen = (allowed + 1) / (len(others) + 1)  # as rare as the lead that is taken from the batch
         rarer = max(_rarer_than(played, share) - _rarer_than(played, seen), 0.0)
         needed = np.maximum(needed, leads[-1 - allowed] + rarer)
+    # Others of the batch may be of the new classes, too: half of the images that a class was found in stay with it.
+    needed = np.minimum(
+        needed, [_middle_lead(grown, places, len(mixture.means) + n) for n, places in enumerate(groups)]
+    )
     weights = np.maximum(weights * np.exp(-needed), _NO_IMAGES)
     return replace(grown, weights=np.concatenate([mixture.weights, weights]))
+
+
+def _middle_lead(grown: Mixture, places: Floats, number: int) -> float:
+    """Return the median lead of a class over all others for its own places."""
+    joint = grown.log_joint(places)
+    return float(np.median(joint[:, number] - np.delete(joint, number, axis=1).max(1)))
 
 
 def _leads(mixture: Mixture, places: Floats, classes: Ids) -> Floats:

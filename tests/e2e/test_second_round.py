@@ -12,8 +12,6 @@ from typing import Any
 import numpy as np
 import pytest
 import tritonclient.grpc as grpc
-from ncd_training import discover as train
-from ncd_training.data.datasets.glyphs import draw_glyph, write_glyphs
 
 from ncd_serve.bundle import Bundle
 from ncd_serve.client.client import Client
@@ -25,18 +23,6 @@ from tests.serve.patterns import CLUSTERS, KNOWN, draw, make_bundle, save
 
 NEW = 20
 NAMES = ["auk", "tern", "gull"]
-DIGIT = "4"
-# Clusters of features that have learned the consonants; no more, since this is not about accuracy.
-QUICK = {
-    "rotations.epochs": 1,
-    "supervised.epochs": 4,
-    "supervised.batch": 32,
-    "self_labels.weight": 1.0,
-    "optim.epochs": 0,
-    "data.cache_views": 4,
-    "data.workers": 0,
-    "report.tsne_epochs": [],
-}
 
 
 @pytest.fixture
@@ -129,54 +115,6 @@ def test_the_loop_is_walked_by_copying_last_lines_while_a_server_answers(triton:
         assert np.array_equal(answer.probabilities[old, :CLUSTERS], first.probabilities[old]), "old ids mean the same"
 
 
-@pytest.fixture
-def letters(tmp_path: Path) -> Path:
-    """A model of letters whose vowels are named, exported; 300 new images, 80 of them of a digit."""
-    data = write_glyphs(tmp_path / "data", train=20, test=2)
-    run = train(dataset="glyphs", data_root=data, out=tmp_path / "run", settings=QUICK, progress=False)
-    bundle = run.export(out=tmp_path / "bundle", repository=tmp_path / "model_repository", model_name="ncd_global")
-    names = {number: {"name": name} for number, name in enumerate(bundle.reference().matched) if name}
-    (tmp_path / "names.json").write_text(json.dumps({"clusters": names}))
-    save_letters(tmp_path / "new", DIGIT * 80 + "AEIOU" * 44, seed=3)
-    return tmp_path
-
-
-def save_letters(folder: Path, letters: str, *, seed: int) -> list[Path]:
-    folder.mkdir()
-    rng, files = np.random.default_rng(seed), [folder / f"{name}-{place:03d}.png" for place, name in enumerate(letters)]
-    for file in files:
-        draw_glyph(file.name[0], rng).save(file)
-    return files
-
-
-@pytest.mark.slow
-@pytest.mark.triton
-def test_a_digit_that_training_never_saw_is_found_named_and_served(triton: None, letters: Path, ncd: Any) -> None:
-    assert ncd("name", "apply", "names.json", "bundle", cwd=letters).returncode == 0
-    files = save_letters(letters / "later", "AEIOU" * 12 + DIGIT * 30, seed=4)
-    with TritonServer(letters / "model_repository", live_updates=True) as server:
-        server.wait_ready(120)
-        with Client(server.grpc_url) as client:
-            before, names = list(client.assign(files)), client.cluster_names
-            commands = walk(letters, ncd)
-            assert last_command(ncd(*commands[-1], cwd=letters))[0] == "serve"
-            assert server.probe.load("ncd_global") is None and server.probe.load("ncd_global_jpeg") is None
-            after = list(client.assign(files))
-            assert client.cluster_names == [*names, "owl"], "old ids and names stay, the new one follows"
-    found = json.loads((letters / "candidates.json").read_text())["candidates"][0]["images"]
-    right = sum(Path(path).name.startswith(DIGIT) for path in found)
-    assert right > 40 and right >= 0.9 * len(found), "more than half of the digit's images, and hardly any other"
-    new = np.array([row.cluster_name == "owl" for row in after])
-    assert new[60:].mean() > 0.5 and new[:60].mean() <= 0.05
-    for then, now in zip(before, after, strict=True):
-        if now.cluster_name != "owl":
-            assert (then.cluster_id, then.cluster_name, then.confidence) == (
-                now.cluster_id,
-                now.cluster_name,
-                now.confidence,
-            )
-
-
 def test_history_and_carried_names(place: Path, ncd: Any) -> None:
     walk(place, ncd)
     listed = json.loads(ncd("history", "bundle-2", "--json", cwd=place).stdout)
@@ -201,6 +139,7 @@ def test_what_is_refused_changes_nothing(place: Path, ncd: Any) -> None:
     (place / "foreign.json").write_text('{"checkpoint": "ffffffffffff", "generation": 1, "candidates": []}')
     (place / "unclear.json").write_text('{"clusters": {}, "images": {"a.png": "perhaps"}}')
     (place / "negative.json").write_text('{"clusters": {}, "images": {"a.png": -2}}')
+    (place / "twice.json").write_text('{"clusters": {}, "images": {"a.png": 1, "./a.png": "wrong"}}')
     shutil.copytree(place / "bundle", place / "same")
     after = ("train", "--after", "bundle", "--add", "new")
     with unchanged(place):
@@ -209,6 +148,9 @@ def test_what_is_refused_changes_nothing(place: Path, ncd: Any) -> None:
             ((*after, "--accept", "foreign.json"), 3, ("of model ffffffffffff", "hint:")),
             ((*after, "--novel-classes", "auto"), 2, ("--novel-classes is not for --after", "hint:")),
             (("train", "--add", "new"), 2, ("--after and --add belong together", "hint:")),
+            ((*after, "--promote"), 2, ("--promote is for --retrain", "hint:")),
+            ((*after, "--retrain"), 3, ("in no run directory", "can still be appended")),
+            (("name", "apply", "twice.json", "--bundle", "bundle"), 3, ("contradicting entries", "hint:")),
             (("export", "bundle", "--precision", "int8"), 2, ("are for runs", "hint:")),
             (("name", "apply", "unclear.json", "--bundle", "bundle"), 3, ("images.a.png", '"b.jpg": "wrong"')),
             (("name", "apply", "negative.json", "--bundle", "bundle"), 3, ("given to cluster -2", "hint:")),
