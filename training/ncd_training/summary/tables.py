@@ -47,7 +47,8 @@ def clusters_in_words(run: Path) -> str:
     shown = ", ".join(map(str, sizes)) if len(sizes) <= _MAX_SIZES else f"{sizes[0]} to {sizes[-1]}"
     confidence = sum(cluster.count * cluster.confidence for cluster in clusters) / max(sum(sizes), 1)
     fits = [sum(cluster.fits[number] for cluster in clusters if cluster.fits) for number in range(len(FITS))]
-    odd = f"{fits[FITS.index('unusual')]} unusual, {fits[FITS.index('outlier')]} outliers"
+    unusual, outliers = (fits[FITS.index(name)] for name in ("unusual", "outlier"))
+    odd = f"{unusual} unusual, {outliers} outlier{'s' * (outliers != 1)}"
     return f"{len(sizes)} cluster{'s' * (len(sizes) != 1)} of {shown} images; mean confidence {confidence:.2f}; {odd}"
 
 
