@@ -29,6 +29,7 @@ _MAX_DIMS = 128
 _LEAST = -1e300  # of logarithms, so that the sum of nothing is minus infinity
 _NO_IMAGES = 1e-9  # weight of a class without images, whose logarithm is finite
 _SHRINKAGES = (0.1, 0.3, 0.5, 0.8)  # of the covariance within classes, towards a multiple of the identity
+_SURELY_OUTSIDE = 0.5
 _MOVED_SHARE = 0.001  # of images of old classes that is aimed at, so that fewer than one in 100 go to new ones
 _TAILS = (2.0, 4.0, 8.0, 16.0, 32.0, 64.0, 128.0)  # degrees of freedom that are tried
 _NEWTON_STEPS = 50
@@ -70,7 +71,10 @@ class Mixture:
 
     def outside(self, embeddings: Floats) -> Floats:
         """Return the probability that an image is in no cluster: of a known class, or of an unseen one [N]."""
-        places = self.project(embeddings)
+        return self.outside_at(self.project(embeddings))
+
+    def outside_at(self, places: Floats) -> Floats:
+        """Return the same probability for places [N, m]."""
         odds = self.slope * self._score(self.log_joint(places), self.log_unseen(places)) + self.intercept
         return 1 / (1 + np.exp(-odds))
 
@@ -102,6 +106,7 @@ def grow(mixture: Mixture, groups: Sequence[Floats], others: Floats, training: t
     )
     share, played = _MOVED_SHARE / len(groups), _leads(mixture, *training)
     needed = np.full(len(groups), max(_rarer_than(played, share), 0.0))
+    others = others[mixture.outside_at(others) < _SURELY_OUTSIDE]  # those above may be of the new classes, too
     if len(others):
         joint = grown.log_joint(others)
         leads = np.sort(joint[:, len(mixture.means) :] - joint[:, : len(mixture.means)].max(1, keepdims=True), axis=0)
@@ -109,7 +114,7 @@ def grow(mixture: Mixture, groups: Sequence[Floats], others: Floats, training: t
         seen = (allowed + 1) / (len(others) + 1)  # as rare as the lead that is taken from the batch
         rarer = max(_rarer_than(played, share) - _rarer_than(played, seen), 0.0)
         needed = np.maximum(needed, leads[-1 - allowed] + rarer)
-    # Others of the batch may be of the new classes, too: half of the images that a class was found in stay with it.
+    # Half of the images that a class was found in stay with it.
     needed = np.minimum(
         needed, [_middle_lead(grown, places, len(mixture.means) + n) for n, places in enumerate(groups)]
     )

@@ -96,3 +96,13 @@ def test_a_new_class_takes_one_in_a_hundred_images_of_old_ones_at_most() -> None
     assert (grown.log_joint(fresh).argmax(1) == 20).mean() <= 0.01
     assert (grown.log_joint(group).argmax(1) == 20).mean() > 0.5
     assert grown.weights[:20].tolist() == mixture.weights.tolist()
+
+
+def test_images_of_the_new_class_that_were_not_found_do_not_raise_the_lead_that_it_needs() -> None:
+    embeddings, ids = images_of(3)
+    mixture = fit_mixture(embeddings, ids, number=3, first_cluster=0)
+    training = mixture.project(embeddings), ids
+    far = -2 * mixture.project(embeddings[ids == 0])  # opposite to a class, and beyond all of them
+    assert (mixture.outside_at(far) > 0.5).all()
+    alone, beside = (grow(mixture, [far[:10]], others, training) for others in (far[:0], far[10:]))
+    assert beside.weights.tolist() == alone.weights.tolist()
