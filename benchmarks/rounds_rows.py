@@ -37,7 +37,7 @@ class Stream:
 
 @dataclass
 class World:
-    """What all rows begin with: labelled images, and features before and after training on them."""
+    """Start of all rows: labelled images, and features before and after training on them."""
 
     labelled: Ids
     labels: Ids

@@ -90,7 +90,7 @@ def serve(desk: Desk) -> None:
 
 
 class Measured(NamedTuple):
-    """What one browser has shown; all but the first figure for the first browser alone."""
+    """Figures of one browser; all but the first figure for the first browser alone."""
 
     seconds: float  # until interactive
     frames: Sequence[float] = ()

@@ -10,12 +10,12 @@ import torch
 import torch.nn.functional as F
 from ncd_training.model.branches import Branch, BranchOutput, CosineHead
 from ncd_training.model.trunk import ConvTail
+from ncd_training.objective.constrained_kmeans import centre_heads, class_sums, pile_ids
 from ncd_training.objective.contrast import same_class, same_image
 from ncd_training.objective.losses import contrastive, mutual_information, self_distillation
 from ncd_training.objective.method import Batch
 from ncd_training.objective.pim import PimSettings, chosen_strength, fitted
 from ncd_training.objective.selex import Selex, SelexSettings, balanced_ids, distances, hierarchy, with_kept_ids
-from ncd_training.objective.semi_supervised import centre_heads, class_sums, pile_ids
 from ncd_training.objective.simgcd import SimGcd, SimGcdSettings
 from ncd_training.objective.uno import Uno, UnoSettings
 from ncd_training.run.step import learning_rate

@@ -1,15 +1,20 @@
-"""K-means with fixed clusters for some rows (DTC's semi-supervised k-means). Without such rows, it is plain k-means.
+"""K-means with fixed clusters for some rows (semi-supervised k-means), and heads that are set to its centres.
 
-All starts run in parallel: one matrix product computes the distances of all rows to all centres of all starts.
+Without such rows, it is plain k-means. All starts run in parallel: one matrix product computes the distances of all
+rows to all centres of all starts.
 """
 
 from __future__ import annotations
 
 import math
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor
+
+if TYPE_CHECKING:
+    from ncd_training.model.branches import Branch
 
 FREE = -1  # marks a row without a fixed cluster
 _TOLERANCE = 1e-4  # of the features' variance: centres that move less have converged (as in DTC and scikit-learn)
@@ -94,3 +99,35 @@ def _means(features: Tensor, ids: Tensor, before: Tensor) -> Tensor:
         mean.index_add_(0, mine, features)
     sizes = torch.stack([torch.bincount(mine, minlength=before.shape[1]) for mine in ids]).unsqueeze(2)
     return torch.where(sizes > 0, means / sizes.clamp_min(1), before)
+
+
+@torch.no_grad()
+def pile_ids(branch: Branch, features: Tensor, labels: Tensor, *, starts: int, seed: int) -> Tensor:
+    """Return the output of the cluster head [M] that each unlabelled image belongs to, by k-means on unit rows.
+
+    `features` are those of images with these `labels`, then of the unlabelled ones. In an open world, labelled images
+    stay with their class; otherwise no unlabelled image shows a known class, and labelled images do not matter.
+    """
+    rows, width = F.normalize(features, dim=1), branch.linear_cluster_head.out_features
+    fixed = torch.full((len(rows),), FREE)
+    fixed[: len(labels)] = labels
+    first = 0 if branch.known_head is None else len(labels)
+    found = constrained_kmeans(rows[first:], fixed[first:], width, starts=starts, seed=seed)
+    return found.ids[len(labels) - first :]
+
+
+@torch.no_grad()
+def centre_heads(branch: Branch, features: Tensor, labels: Tensor, ids: Tensor) -> None:
+    """Set cosine heads to the directions of the known classes and of the clusters `ids` of the unlabelled images."""
+    rows = F.normalize(features, dim=1)
+    pile = class_sums(rows[len(labels) :], ids, branch.linear_cluster_head.out_features)
+    if branch.known_head is None:
+        branch.linear_cluster_head.weight.copy_(pile + class_sums(rows[: len(labels)], labels, len(pile)))
+        return
+    branch.linear_cluster_head.weight.copy_(pile)
+    branch.known_head.weight.copy_(class_sums(rows[: len(labels)], labels, branch.known))
+
+
+def class_sums(rows: Tensor, ids: Tensor, classes: int) -> Tensor:
+    """Return the sum of the rows of each class [classes, d]."""
+    return rows.new_zeros(classes, rows.shape[1]).index_add_(0, ids, rows)

@@ -9,10 +9,10 @@ from pydantic import Field
 from torch import Tensor
 
 from ncd_training.config.schema import Section
+from ncd_training.objective.constrained_kmeans import centre_heads, pile_ids
 from ncd_training.objective.contrast import Contrast
 from ncd_training.objective.method import Batch, Material, Method
 from ncd_training.objective.self_labels import branch_features
-from ncd_training.objective.semi_supervised import centre_heads, pile_ids
 
 if TYPE_CHECKING:
     from typing_extensions import Self

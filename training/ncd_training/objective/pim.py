@@ -13,11 +13,10 @@ from torch import Tensor
 
 from ncd_training.base.matching import matched_clusters
 from ncd_training.config.schema import Section
-from ncd_training.objective.constrained_kmeans import FREE, constrained_kmeans
+from ncd_training.objective.constrained_kmeans import FREE, centre_heads, class_sums, constrained_kmeans, pile_ids
 from ncd_training.objective.losses import mutual_information
 from ncd_training.objective.method import Material, Method
 from ncd_training.objective.self_labels import branch_features
-from ncd_training.objective.semi_supervised import centre_heads, class_sums, pile_ids
 
 if TYPE_CHECKING:
     from typing_extensions import Self

@@ -16,12 +16,11 @@ from torch import Tensor
 from ncd_training.base.matching import matched_clusters
 from ncd_training.config.schema import Section
 from ncd_training.objective.clustering import balanced_assignment, kmeans_ids
-from ncd_training.objective.constrained_kmeans import FREE, constrained_kmeans
+from ncd_training.objective.constrained_kmeans import FREE, centre_heads, class_sums, constrained_kmeans
 from ncd_training.objective.contrast import CLASS_TEMPERATURE, VIEW_TEMPERATURE, Contrast, same_class, same_image
 from ncd_training.objective.losses import contrastive
 from ncd_training.objective.method import Batch, Material, Method
 from ncd_training.objective.self_labels import branch_features
-from ncd_training.objective.semi_supervised import centre_heads, class_sums
 
 if TYPE_CHECKING:
     from typing_extensions import Self
