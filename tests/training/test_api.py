@@ -22,7 +22,7 @@ from ncd_serve.errors import DataError, NcdError, UsageError
 
 # What a command spells otherwise, and what only one side has.
 SPELLED = {"set_": "settings", "out_": "out", "output": "out"}
-COMMAND_ALONE = {"device", "resume", "dry_run", "as_json", "list_", "after", "add", "accept"}
+COMMAND_ALONE = {"device", "resume", "dry_run", "as_json", "list_", "after", "add", "accept", "retrain", "promote"}
 
 
 @pytest.fixture
