@@ -3,6 +3,8 @@ PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 EXTRAS = all
+# Compiled modules are kept even where an environment says otherwise: without them, every process compiles torch anew.
+export PYTHONDONTWRITEBYTECODE :=
 # Installed once for a given set of pins: the stamp is newer than what it was made from, and the environment still runs.
 installed = $(BIN)/python -c 'import ncd_serve, ncd_training, ncd_export' 2>/dev/null \
   && [ $(VENV)/.installed-$(1) -nt pyproject.toml ] && [ $(VENV)/.installed-$(1) -nt constraints.txt ]

@@ -11,9 +11,10 @@ wild       known classes, sizes that fall 20:1, no number, 5% images of the othe
 Rows: `k-means`, `Ward` and `semi-supervised k-means` on the features after the supervised stage, which also learns the
 surest clusters of the initial features, so that these rows are better than without `own-images`; `balanced` (clusters
 equally large, the former recipe `plus`), and `own-images`, which decides everything by itself. Where the number is not
-given, all rows take the estimate of `own-images`. ACC is by one matching over all images but foreign ones, and the only
-use of true novel classes. `decided` is what `own-images` takes the share of known classes and the number of novel ones
-to be. Finished cells in --out are kept.
+given, all rows take the estimate of `own-images`. ACC is by one matching over all images but foreign ones. `decided` is
+what `own-images` takes the share of known classes and the number of novel ones to be, with the AUROC of its chances of
+known against novel, and the minutes of all that comes before the rows. ACC and AUROC are the only use of true novel
+classes. Finished cells in --out are kept.
 """
 
 from __future__ import annotations
@@ -43,7 +44,7 @@ from ncd_training.objective.method import Lesson, Material, checked
 from ncd_training.objective.recognition import MIXED_SHARE
 from ncd_training.objective.self_labels import (
     Geometries,
-    branch_features,
+    described,
     mixed_targets,
     novel_targets,
     with_clusters,
@@ -61,6 +62,7 @@ from ncd_training.study.piles import CELLS, FOREIGN, Pile, draw_pile
 from rich.console import Console
 from rich.table import Table
 from sklearn.cluster import AgglomerativeClustering, KMeans
+from sklearn.metrics import roc_auc_score
 
 from ncd_serve.progress import Progress
 
@@ -118,17 +120,17 @@ class Features:
 
     def initial(self, pile: Pile, config: TrainConfig) -> torch.Tensor:
         """Return features of the labelled and then the unlabelled images before any stage."""
-        return branch_features(*self._begin(pile, config))[0][0]
+        return described(*self.begin(pile, config))[0]
 
     def after_stage(self, pile: Pile, before: torch.Tensor, config: TrainConfig) -> torch.Tensor:
         """Return features after the supervised stage, which also learns the surest clusters of the features before."""
-        model, material = self._begin(pile, config)
+        model, material = self.begin(pile, config)
         lesson = Lesson(np.arange(len(pile.labelled)), material.labels)
         lesson = with_clusters(lesson, before, material.labels, material)
         Stages(model, config, silent.track).supervised(material.views.only(lesson.rows), lesson.classes)
-        return branch_features(model, material)[0][0]
+        return described(model, material)[0]
 
-    def _begin(self, pile: Pile, config: TrainConfig) -> tuple[DualBranchModel, Material]:
+    def begin(self, pile: Pile, config: TrainConfig) -> tuple[DualBranchModel, Material]:
         images, names = self.data.images, [str(number) for number in range(self.data.known)]
         torch.manual_seed(0)
         setup = Setup(config, Manifest("pile", [], images, names, 2))
@@ -184,11 +186,18 @@ def scores(ids: Ids, true: Ids, known: int) -> dict[str, float]:
     }
 
 
+def auroc(chances: Ids, true: Ids, known: int) -> float:
+    """Return the AUROC of chances to be known, of images of known classes against novel ones; NaN without known."""
+    ours, shows = chances[true >= 0], (true < known)[true >= 0]
+    return float(roc_auc_score(shows, ours)) if shows.any() else np.nan
+
+
 def measure(cell: str, seed: int, features: Features) -> dict[str, Any]:
     """Cluster one cell with every row."""
     data, pile = features.data, draw_pile(cell, features.data.classes, known=features.data.known, seed=seed)
     optim = features.config.optim.model_copy(update={"seed": seed})
     config = features.config.model_copy(update={"optim": optim})
+    began = time.perf_counter()
     before, labels = features.initial(pile, config), torch.from_numpy(data.classes[pile.labelled])
     true = data.classes[pile.unlabelled]
     novel = len(np.unique(true[true >= data.known]))
@@ -200,7 +209,13 @@ def measure(cell: str, seed: int, features: Features) -> dict[str, Any]:
     clusters = novel if cell in ("clean", "tail", "mixed") else estimate.classes
     config = with_pile(settled(config, clusters), "mixed" if mixed else "novel")
     sources = [before, features.after_stage(pile, before, config)]
-    result: dict[str, Any] = {"decided": f"{found.share:.2f} known, {estimate.line}", "novel": novel, "rows": {}}
+    decided = f"{found.share:.2f} known, {estimate.line}"
+    result: dict[str, Any] = {
+        "decided": decided,
+        "novel": novel,
+        "auroc": auroc(found.chances.numpy(), true, data.known),
+    }
+    result |= {"minutes": (time.perf_counter() - began) / 60, "rows": {}}
     for row, cluster in rows_of(sources, labels, clusters, mixed, config).items():
         start = time.perf_counter()
         result["rows"][row] = {
@@ -230,7 +245,8 @@ def show(name: str, cell: str, results: list[dict[str, Any]]) -> None:
         )
     console.print(table)
     for result in results:
-        console.print(f"  decided: {result['decided']}; true {result['novel']}")
+        known = "" if np.isnan(result["auroc"]) else f"; AUROC of known against novel {result['auroc']:.3f}"
+        console.print(f"  decided: {result['decided']}; true {result['novel']}{known}; {result['minutes']:.1f} min")
 
 
 def measured(name: str, cell: str, seed: int, features: Features, folder: Path) -> dict[str, Any]:

@@ -6,8 +6,8 @@
 images of each new class, 3 of each known and 1 of each other old class, and 5% junk. A simulated person sees the five
 most central images of each proposed cluster: three of one class give it that class's name, otherwise it is thrown away;
 at most 30 are looked at. Test images are scored by name, without any matching. All rows begin with the same model: a
-frozen EfficientNet-Lite0 whose tail has learned the known classes. Trunk maps are computed once. True classes of new
-images name clusters and score, nothing else.
+frozen EfficientNet-Lite0 at 160 px whose tail has learned the known classes. Trunk maps are computed once. True classes
+of new images name clusters and score, nothing else.
 
 Rows: `nothing` keeps the first model. `scratch` trains the tail anew in each round, on known classes and clusters of
 all images, and carries names by overlap; it is told the number of classes. `threshold` clusters images that are far

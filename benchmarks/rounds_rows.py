@@ -23,7 +23,7 @@ Ids = NDArray[Any]
 KNOWN, ROUNDS, NEW = 100, 4, 20
 SEEN, AGREE, BUDGET = 5, 3, 30
 JUNK = -1
-FIRST_EPOCHS, EPOCHS, SURE_SHARE = 4, 2, 0.7
+FIRST_EPOCHS, EPOCHS, SURE_SHARE = 3, 1, 0.7  # epochs of a tail that begins, and of one that goes on
 
 
 @dataclass
@@ -105,22 +105,22 @@ class Nothing:
 
     def fit(self) -> None:
         """Make the mixture of all classes, from the images of training."""
-        features = self.tail.features[self.rows]
-        self.mixture = fit_mixture(features, self.classes, number=len(self.names), first_cluster=0)
+        features = self.tail.features(self.rows)
+        self.mixture = fit_mixture(features, self.classes, number=len(self.names), known=0)
 
     def learn(self, stream: Stream, figures: Figures) -> None:
         """Take in a round."""
 
     def scores(self, rows: Ids) -> Floats:
         """Return a score of every class for each image."""
-        return self.mixture.log_joint(self.mixture.project(self.tail.features[rows]))
+        return self.mixture.log_joint(self.mixture.project(self.tail.features(rows)))
 
     def answer(self, rows: Ids) -> Ids:
         """Return the name of each image."""
         return np.array(self.names)[self.scores(rows).argmax(1)]
 
     def newness(self, rows: Ids) -> Floats:
-        return self.mixture.outside(self.tail.features[rows])
+        return self.mixture.outside(self.tail.features(rows))
 
 
 class Append(Nothing):
@@ -130,7 +130,7 @@ class Append(Nothing):
         self.accept(self.proposed(stream), stream, figures)
 
     def places(self, rows: Ids) -> Floats:
-        return self.mixture.project(self.tail.features[rows])
+        return self.mixture.project(self.tail.features(rows))
 
     def proposed(self, stream: Stream) -> list[Ids]:
         """Return groups of the stream, as numbers of its images."""
@@ -183,12 +183,12 @@ class Threshold(Nothing):
     """Frozen features, nearest class mean, and k-means of the images that are farther than 95% of training images."""
 
     def fit(self) -> None:
-        units = directions(self.tail.features[self.rows])
+        units = directions(self.tail.features(self.rows))
         self.means = np.stack([units[self.classes == number].mean(0) for number in range(KNOWN)])
         self.limit = float(np.quantile(self.newness(self.rows), 0.95))
 
     def scores(self, rows: Ids) -> Floats:
-        return -squared_distances(directions(self.tail.features[rows]), self.means)
+        return -squared_distances(directions(self.tail.features(rows)), self.means)
 
     def newness(self, rows: Ids) -> Floats:
         return -self.scores(rows).max(1)
@@ -198,7 +198,7 @@ class Threshold(Nothing):
         far = np.flatnonzero(self.newness(stream.rows) > self.limit)
         if len(far) < NEW:
             return
-        for rows, mean in clustered(directions(self.tail.features[stream.rows[far]]), NEW):
+        for rows, mean in clustered(directions(self.tail.features(stream.rows[far])), NEW):
             name = person.name(far[rows], set(self.names))
             if name != JUNK:
                 self.means, self.names = np.concatenate([self.means, mean[None]]), [*self.names, name]
@@ -227,11 +227,11 @@ class Scratch(Nothing):
     def _clusters(self) -> list[Ids]:
         """Return clusters of the pile by features of the first weights, as numbers of its images."""
         world, features = self.world, self.world.frozen.features
-        mixture = fit_mixture(features[world.labelled], world.labels, number=KNOWN, first_cluster=0)
-        limit = np.quantile(mixture.outside(features[world.labelled]), 0.95)
-        unlike = np.flatnonzero(mixture.outside(features[self.pile]) > limit)
+        mixture = fit_mixture(features(world.labelled), world.labels, number=KNOWN, known=0)
+        limit = np.quantile(mixture.outside(features(world.labelled)), 0.95)
+        unlike = np.flatnonzero(mixture.outside(features(self.pile)) > limit)
         number = min(NEW * self.rounds, len(unlike))
-        return [unlike[rows] for rows, _ in clustered(mixture.project(features[self.pile[unlike]]), number)]
+        return [unlike[rows] for rows, _ in clustered(mixture.project(features(self.pile[unlike])), number)]
 
     def _train(self, fresh: list[Ids]) -> None:
         sure = [self.pile[rows[: max(2, round(SURE_SHARE * len(rows)))]] for rows in fresh]
@@ -240,7 +240,7 @@ class Scratch(Nothing):
         self.classes = np.concatenate([self.world.labels, *numbers])
         self.names = [*range(KNOWN), *([JUNK] * len(fresh))]
         self.tail = self.world.frozen.copy()
-        self.tail.learn(self.rows, self.classes, epochs=EPOCHS, seed=self.world.seed)
+        self.tail.learn(self.rows, self.classes, epochs=FIRST_EPOCHS, seed=self.world.seed)
         self.fit()
 
 

@@ -1,9 +1,10 @@
 """Verdict without labels against the truth, on good and bad runs of letters, CIFAR-10 and CUB images.
 
     .venv/bin/python benchmarks/verdict.py [--data letters cifar10 cub] [--splits N] [--out build/verdict] [--plot FILE]
+        [--finished]
 
-Small runs: classes are drawn by split, half of the variants are bad on purpose. Finished runs in --out are kept. Splits
-after the first are fresh: the formula was chosen on the first one.
+Small runs: classes are drawn by split, half of the variants are bad on purpose. Finished runs in --out are kept; with
+`--finished` only those are shown. Splits after the first are fresh: the formula was chosen on the first one.
 `expected` is the ACC that `train` prints. `left out` is the same formula with coefficients from the runs of the other
 two datasets. Rank correlations (Spearman) and mean errors of both end the table; so do coefficients from all runs of
 split 0, which `score/verdict.py` has. True classes score, and nothing else.
@@ -130,9 +131,14 @@ def train(name: str, split: int, variant: str, folder: Path) -> None:
     )
 
 
+def folder_of(name: str, split: int, variant: str, out: Path) -> Path:
+    """Return the run's directory."""
+    return out / f"{name}-{split}-{variant.replace(',', '').replace(' ', '-')}"
+
+
 def measured(name: str, split: int, variant: str, out: Path) -> Result:
     """Return the figures of a run; train or evaluate it if it has none."""
-    folder = out / f"{name}-{split}-{variant.replace(',', '').replace(' ', '-')}"
+    folder = folder_of(name, split, variant, out)
     if not (folder / "reference.npz").exists():
         train(name, split, variant, folder)
     run = open_run(folder, progress=False)
@@ -142,8 +148,7 @@ def measured(name: str, split: int, variant: str, out: Path) -> Result:
     known = TYPICAL_KNOWN_SCORE if verdict.known_score is None else verdict.known_score
     acc = summary.scores["unlabelled-train"].acc
     console.print(f"{folder.name}: ACC {acc:.3f}, {'; '.join(verdict.sentences())}", soft_wrap=True, highlight=False)
-    expected = expected_accuracy(verdict.silhouette, known)
-    return Result(name, split, variant, acc, expected, verdict.silhouette, known)
+    return Result(name, split, variant, acc, verdict.expected, verdict.silhouette, known)
 
 
 def fitted(results: list[Result]) -> Weights:
@@ -202,15 +207,19 @@ def main() -> None:
     parser.add_argument("--splits", type=int, default=1)
     parser.add_argument("--out", type=Path, default=Path("build/verdict"))
     parser.add_argument("--plot", type=Path)
+    parser.add_argument("--finished", action="store_true")
     options = parser.parse_args()
     options.out.mkdir(parents=True, exist_ok=True)
-    results = [
-        measured(name, split, variant, options.out)
+    wanted = [
+        (name, split, variant)
         for split in range(options.splits)
-        for name in options.data
         for variant in VARIANTS
+        for name in options.data
         if split < SOURCES[name].splits and not (name == "cifar10" and variant == "mixed pile")  # 5 known are too few
     ]
+    if options.finished:
+        wanted = [each for each in wanted if (folder_of(*each, options.out) / "reference.npz").exists()]
+    results = [measured(*each, options.out) for each in wanted]
     show(results)
     if options.plot:
         draw(results, options.plot)

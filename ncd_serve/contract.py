@@ -86,9 +86,10 @@ OUTPUTS = (
     # Numbers into `fit.FITS`; not in models of older versions. It follows from embedding and confidence: at its limits
     # the smallest difference would count as a mistake.
     Output("fit", "INT64", (), compared="not", merged=False, in_rows=True, optional=True),
-    # Probability that an image is in none of the clusters; see `mixture`. It is computed by nodes that are added after
-    # the trained graph, and compared with numpy.
+    # Probability that an image is in none of the clusters, and that it is of a known class; see `mixture`. They are
+    # computed by nodes that are added after the trained graph, and compared with numpy.
     Output("outside", "FP32", (), compared="not", merged=False, in_rows=True, optional=True),
+    Output("known", "FP32", (), compared="not", merged=False, in_rows=True, optional=True),
 )
 
 

@@ -106,6 +106,28 @@ def locked(*folders: Path, shared: bool = False) -> Iterator[None]:
         yield
 
 
+@contextmanager
+def held(folder: Path) -> Iterator[bool]:
+    """Lock a folder for the block, without waiting; yield False if another process has it locked.
+
+    Where folders cannot be locked, nobody is known to have it.
+    """
+    if fcntl is None:
+        yield True
+        return
+    handle, free = os.open(folder, os.O_RDONLY), True
+    try:
+        fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        free = False
+    except OSError:
+        pass
+    try:
+        yield free
+    finally:
+        os.close(handle)
+
+
 def _lock(folder: Path, kind: int) -> int:
     """Return a handle that locks a folder until it is closed. NFS locks no folders: there, a file in it is locked."""
     handle = os.open(folder, os.O_RDONLY)

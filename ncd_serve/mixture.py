@@ -3,12 +3,14 @@
 Directions of embeddings are projected into a space in which classes vary equally in all dimensions (whitening by the
 covariance within classes). There each class is a Student t around its mean, with one spread and one weight of tails for
 all. Unseen classes are together one wide Student t around the mean of all classes: the base of a Dirichlet process. The
-odds that an image is in none of the clusters are calibrated on the model's own classes, each cluster left out in turn.
+odds that an image is in none of the clusters, and that it is of a known class, are calibrated on the model's own
+classes, each left out in turn.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
+from functools import partial
 from math import lgamma, log
 from typing import TYPE_CHECKING, Any
 
@@ -24,13 +26,14 @@ if TYPE_CHECKING:
     Ids = NDArray[np.integer[Any]]
     Floats = NDArray[np.floating[Any]]
 
-OUTSIDE_SHARE = 0.1  # images of no cluster among new ones, before an image is looked at
+OUTSIDE_SHARE = 0.1  # images of no cluster among new ones, or of an unseen class, before an image is looked at
 _MAX_DIMS = 128
 _LEAST = -1e300  # of logarithms, so that the sum of nothing is minus infinity
 _NO_IMAGES = 1e-9  # weight of a class without images, whose logarithm is finite
 _SHRINKAGES = (0.1, 0.3, 0.5, 0.8)  # of the covariance within classes, towards a multiple of the identity
 _SURELY_OUTSIDE = 0.5
 _MOVED_SHARE = 0.001  # of images of old classes that is aimed at, so that fewer than one in 100 go to new ones
+_MOST_MOVED_SHARE = 0.002  # that is accepted, so that half of the images of a new class stay with it
 _TAILS = (2.0, 4.0, 8.0, 16.0, 32.0, 64.0, 128.0)  # degrees of freedom that are tried
 _NEWTON_STEPS = 50
 _RIDGE = 1e-6  # keeps a regression on perfectly separated values finite
@@ -38,18 +41,21 @@ _RIDGE = 1e-6  # keeps a regression on perfectly separated values finite
 
 @dataclass(frozen=True)
 class Mixture:
-    """T classes in a space of m dimensions: known ones, then clusters. In an open world, clusters alone."""
+    """T classes in a space of m dimensions: known ones, then clusters. In an open world, all are clusters."""
 
     projection: Floats  # [d, m]
     offset: Floats  # [m], after the projection: the mean of the classes is at 0
     means: Floats  # [T, m]
     weights: Floats  # [T] images of each class
+    known_classes: int  # the first ones
     first_cluster: int  # number of the class that is cluster 0
     tail: float  # degrees of freedom
     spread: float  # variance within a class, in each dimension
     unseen_spread: float  # the same of all unseen classes together
-    slope: float  # log odds of "in no cluster" are slope * score + intercept
-    intercept: float
+    slope: float = 1.0  # log odds of "in no cluster" are slope * score + intercept
+    intercept: float = 0.0
+    known_slope: float = 1.0  # the same of "of no known class"
+    known_intercept: float = 0.0
 
     @property
     def dims(self) -> int:
@@ -75,21 +81,44 @@ class Mixture:
 
     def outside_at(self, places: Floats) -> Floats:
         """Return the same probability for places [N, m]."""
-        odds = self.slope * self._score(self.log_joint(places), self.log_unseen(places)) + self.intercept
-        return 1 / (1 + np.exp(-odds))
+        score = _score(self.log_joint(places), self.log_unseen(places), self.is_cluster)
+        return 1 / (1 + np.exp(-self.slope * score - self.intercept))
 
-    def _score(self, joint: Floats, unseen: Floats) -> Floats:
-        """Return the log ratio of everything else to the clusters, before calibration [N]."""
-        others = np.concatenate([joint[:, : self.first_cluster], unseen[:, None]], 1)
-        return log_sum(others) - log_sum(joint[:, self.first_cluster :])
+    def known(self, embeddings: Floats) -> Floats:
+        """Return the probability that an image is of a known class, of which there have to be some [N]."""
+        places = self.project(embeddings)
+        score = _score(self.log_joint(places), self.log_unseen(places), self.is_known)
+        return 1 / (1 + np.exp(self.known_slope * score + self.known_intercept))
+
+    @property
+    def is_cluster(self) -> NDArray[np.bool_]:
+        """Mask of the classes that are clusters [T]."""
+        return np.arange(len(self.means)) >= self.first_cluster
+
+    @property
+    def is_known(self) -> NDArray[np.bool_]:
+        """Mask of the known classes [T]."""
+        return np.arange(len(self.means)) < self.known_classes
 
 
-def fit_mixture(embeddings: Floats, classes: Ids, *, number: int, first_cluster: int) -> Mixture:
-    """Return the mixture of `number` classes from embeddings [N, d] of their images."""
+def fit_mixture(
+    embeddings: Floats, classes: Ids, *, number: int, known: int, open_world_share: float | None = None
+) -> Mixture:
+    """Return the mixture of `number` classes, the first `known` of them known, from embeddings [N, d] of their images.
+
+    In an open world, known classes are clusters, and have a share of the new images.
+    """
     vectors = directions(embeddings.astype(np.float64))
-    raw, places, own = _fitted(vectors, classes, number, first_cluster, _best_shrinkage(vectors, classes, number))
-    slope, intercept = _calibrate(raw, places, classes, own)
-    return replace(raw, slope=slope, intercept=intercept)
+    raw, places, own = _fitted(vectors, classes, number, known, _best_shrinkage(vectors, classes, number))
+    raw = raw if open_world_share is None else replace(raw, first_cluster=0)
+    calibrate = partial(_calibrate, raw, places, classes, own)
+    slope, intercept = calibrate(raw.is_cluster, share=1 - OUTSIDE_SHARE, unseen=float(raw.is_cluster.mean()))
+    raw = replace(raw, slope=slope, intercept=intercept)
+    if not known:
+        return raw
+    share = min(max(open_world_share or 0, OUTSIDE_SHARE), 1 - OUTSIDE_SHARE)
+    slope, intercept = calibrate(raw.is_known, share=share, unseen=OUTSIDE_SHARE)
+    return replace(raw, known_slope=slope, known_intercept=intercept)
 
 
 def grow(mixture: Mixture, groups: Sequence[Floats], others: Floats, training: tuple[Floats, Ids]) -> Mixture:
@@ -97,7 +126,9 @@ def grow(mixture: Mixture, groups: Sequence[Floats], others: Floats, training: t
 
     Fewer than one in a hundred images of old classes are to go to new ones. So new classes need a lead over old ones:
     more than the other places of the batch [N, m] have, by as much as it takes to make such leads rarer among classes
-    of training that are played as new. `training` are the places of all old classes [R, m], and their classes [R].
+    of training that are played as new. Half of the images that a class was found in stay with it, unless its lead were
+    too frequent among the played classes then. `training` are the places of all old classes [R, m], and their classes
+    [R].
     """
     means = np.stack([places.mean(0) for places in groups])
     weights = np.array([len(places) for places in groups], np.float64)
@@ -114,10 +145,9 @@ def grow(mixture: Mixture, groups: Sequence[Floats], others: Floats, training: t
         seen = (allowed + 1) / (len(others) + 1)  # as rare as the lead that is taken from the batch
         rarer = max(_rarer_than(played, share) - _rarer_than(played, seen), 0.0)
         needed = np.maximum(needed, leads[-1 - allowed] + rarer)
-    # Half of the images that a class was found in stay with it.
-    needed = np.minimum(
-        needed, [_middle_lead(grown, places, len(mixture.means) + n) for n, places in enumerate(groups)]
-    )
+    middle = [_middle_lead(grown, places, len(mixture.means) + n) for n, places in enumerate(groups)]
+    least = max(_rarer_than(played, _MOST_MOVED_SHARE / len(groups)), 0.0)
+    needed = np.maximum(np.minimum(needed, middle), least)
     weights = np.maximum(weights * np.exp(-needed), _NO_IMAGES)
     return replace(grown, weights=np.concatenate([mixture.weights, weights]))
 
@@ -162,9 +192,7 @@ def relabel(mixture: Mixture, places: Floats, before: Ids, after: Ids, *, sizes:
     return replace(mixture, means=mixture.means + shifts / np.maximum(now, 1)[:, None], weights=weights)
 
 
-def _fitted(
-    vectors: Floats, classes: Ids, number: int, first_cluster: int, shrinkage: float
-) -> tuple[Mixture, Floats, Floats]:
+def _fitted(vectors: Floats, classes: Ids, number: int, known: int, shrinkage: float) -> tuple[Mixture, Floats, Floats]:
     """Return the mixture before calibration, places, and squared distances to the mean of others of the class."""
     sizes = np.bincount(classes, minlength=number)
     projection = _whitening(vectors, classes, number, shrinkage)
@@ -176,7 +204,7 @@ def _fitted(
     tail, spread = _student(own, len(offset))
     unseen_spread = spread + float((means**2).sum() / max((sizes > 0).sum(), 1)) / len(offset)
     weights = np.maximum(sizes, _NO_IMAGES)
-    raw = Mixture(projection, offset, means, weights, first_cluster, tail, spread, unseen_spread, 1.0, 0.0)
+    raw = Mixture(projection, offset, means, weights, known, known, tail, spread, unseen_spread)
     return raw, places, own
 
 
@@ -245,27 +273,46 @@ def _student(squares: Floats, dims: int) -> tuple[float, float]:
     return max(found)[1:]
 
 
-def _calibrate(raw: Mixture, places: Floats, classes: Ids, own: Floats) -> tuple[float, float]:
-    """Return slope and intercept of the log odds of "in no cluster".
+def _score(joint: Floats, unseen: Floats, inside: NDArray[np.bool_]) -> Floats:
+    """Return the log ratio of everything else to the classes inside [T], before calibration [N]."""
+    others = np.concatenate([joint[:, ~inside], unseen[:, None]], 1)
+    return log_sum(others) - log_sum(joint[:, inside])
 
-    Inside are images of clusters; outside are those of known classes, and those of clusters that are left out. Every
-    class counts the same, and images outside as much as is expected of new ones.
+
+def _calibrate(
+    raw: Mixture,
+    places: Floats,
+    classes: Ids,
+    own: Floats,
+    inside: NDArray[np.bool_],
+    *,
+    share: float,
+    unseen: float,
+) -> tuple[float, float]:
+    """Return slope and intercept of the log odds that an image is of none of the classes inside [T].
+
+    Outside are images of the other classes, and those of classes inside that are left out, which make a share `unseen`
+    of them. Every class counts the same; `share` of new images are expected inside.
     """
-    joint, unseen = raw.log_joint(places), raw.log_unseen(places)
-    rows, clustered = np.arange(len(places)), classes >= raw.first_cluster
+    joint, rows, chosen = raw.log_joint(places), np.arange(len(places)), inside[classes]
     joint[rows, classes] = np.log(raw.weights[classes]) + log_student(own, raw.spread, raw)
-    scores = raw._score(joint, unseen)
-    joint[rows[clustered], classes[clustered]] = -np.inf
-    left_out = raw._score(joint[clustered], unseen[clustered])
+    scores = _score(joint, raw.log_unseen(places), inside)
+    joint[rows[chosen], classes[chosen]] = -np.inf
+    left_out = _score(joint[chosen], raw.log_unseen(places[chosen]), inside)
+    usable = np.isfinite(left_out)  # without other classes inside there is nothing to compare with
     each = 1 / raw.weights[classes]
-    inside, outside = each * clustered, np.concatenate([each * ~clustered, each[clustered]])
-    usable = np.isfinite(left_out)  # without other clusters there is nothing to compare with
-    outside[len(rows) :] *= usable
+    outer = np.concatenate([(1 - unseen) * _to_one(each * ~chosen), unseen * _to_one(each[chosen] * usable)])
     return _logistic(
         np.concatenate([scores, scores, np.where(usable, left_out, 0.0)]),
-        np.concatenate([np.zeros(len(rows)), np.ones(len(outside))]),
-        np.concatenate([(1 - OUTSIDE_SHARE) * inside / inside.sum(), OUTSIDE_SHARE * outside / outside.sum()]),
+        np.concatenate([np.zeros(len(rows)), np.ones(len(outer))]),
+        np.concatenate([share * _to_one(each * chosen), (1 - share) * _to_one(outer)]),
     )
+
+
+def _to_one(weights: Floats) -> Floats:
+    """Return weights that sum to 1, or 0 where there are none."""
+    scaled: Floats = weights / max(float(weights.sum()), 1e-300)
+    return scaled
 
 
 def _logistic(values: Floats, answers: Floats, weights: Floats) -> tuple[float, float]:

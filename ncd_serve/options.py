@@ -64,7 +64,9 @@ Dataset = Annotated[
 ]
 DataRoot = Annotated[AnyPath | None, _images(help="Folder of the named dataset; default data."), Sets("data.root")]
 Labelled = Annotated[
-    AnyPath | None, _images(help="Your labelled images: one folder for each known class."), Sets("data.labelled")
+    AnyPath | None,
+    _images(help="Your labelled images: one folder for each known class. Without any, give --novel-classes."),
+    Sets("data.labelled"),
 ]
 Unlabelled = Annotated[AnyPath | None, _images(help="Your unlabelled images, flat or nested."), Sets("data.unlabelled")]
 ManifestFile = Annotated[

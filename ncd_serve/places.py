@@ -99,15 +99,15 @@ def bundle_of_checkpoint(checkpoint: str) -> Path | None:
 
 def find_runs(*, finished: bool = True) -> list[Path]:
     """Return finished or unfinished runs, in this folder or up to two levels below it, the latest first."""
-    files = [file for depth in _DEPTHS for file in Path().glob(depth + _RUN_FACTS)]
-    started = {file.parent: _start(file) for file in files if (file.parent / REFERENCE).is_file() is finished}
-    return sorted((run for run, when in started.items() if when), key=lambda run: started[run], reverse=True)
+    runs = [file.parent for depth in _DEPTHS for file in Path().glob(depth + _RUN_FACTS)]
+    times = {run: started(run) for run in runs if (run / REFERENCE).is_file() is finished}
+    return sorted((run for run, when in times.items() if when), key=lambda run: times[run], reverse=True)
 
 
-def _start(facts: Path) -> str:
-    """Return when a training run was started, as text in an order of time; empty for other commands."""
+def started(run: Path) -> str:
+    """Return when a training run was started, as text in an order of time; empty for those of other commands."""
     try:
-        found = json.loads(facts.read_bytes())
+        found = json.loads((run / _RUN_FACTS).read_bytes())
         return str(found["created"]) if found.get("made_by", "train") == "train" else ""
     except (OSError, ValueError, KeyError, AttributeError, TypeError, RecursionError):
         return ""

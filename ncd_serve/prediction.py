@@ -38,6 +38,7 @@ class Prediction:
     margin: float | None = None
     fit: Fit | None = None  # similarity to the cluster's images; None if the model has no such output
     outside: float | None = None  # probability that the image is in none of the clusters; or None
+    known: float | None = None  # probability that the image is of a known class; or None
     is_novel: bool | None = None  # False if the image shows a known class; None if the model does not tell
     top_k: list[Candidate] = field(default_factory=list)
     error: str | None = None
@@ -54,6 +55,7 @@ class Prediction:
         probabilities: NDArray[np.float32],
         fit: Fit | None = None,
         outside: float | None = None,
+        known: float | None = None,
         is_novel: bool | None = None,
         *,
         names: Sequence[str],
@@ -72,6 +74,7 @@ class Prediction:
             margin,
             fit,
             outside,
+            known,
             is_novel,
             # Clusters that were merged into others have no probability left.
             [candidate for candidate in ranked[:top_k] if candidate.probability > 0],

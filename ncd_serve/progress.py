@@ -1,12 +1,14 @@
-"""Progress of long work: a bar on a terminal or in a notebook, a line a minute elsewhere."""
+"""Progress of long work: a bar on a terminal or in a notebook, a file for the studio, a line a minute elsewhere."""
 
 from __future__ import annotations
 
+import json
 import sys
 import time
 from collections.abc import Callable, Iterable, Iterator
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
 from html import escape
+from pathlib import Path
 from typing import Any, TypeVar
 
 from rich.console import Console
@@ -17,6 +19,7 @@ from rich.prompt import Confirm
 T = TypeVar("T")
 Track = Callable[[Iterable[Any], str, int], Iterable[Any]]
 Advance = Callable[[int, str], None]  # steps done since the last call, description
+PROGRESS_VARIABLE = "NCD_SERVE_PROGRESS"  # a file for progress, in the environment of commands that the studio runs
 _LINE_SECONDS = 60.0
 _REDRAW_SECONDS = 0.2
 
@@ -24,8 +27,9 @@ _REDRAW_SECONDS = 0.2
 class Progress:
     """Messages and progress of a command or a call, on one console."""
 
-    def __init__(self, console: Console) -> None:
+    def __init__(self, console: Console, *, file: Path | None = None) -> None:
         self.console = console
+        self.file = file  # where another process reads how far this one is
 
     def say(self, text: str, *, style: str | None = None) -> None:
         """Print a line unchanged: no markup, no line breaks."""
@@ -39,6 +43,8 @@ class Progress:
 
     def status(self, text: str) -> AbstractContextManager[object]:
         """Show a spinner while a single step runs; a notebook and a log get no spinner."""
+        if self.file:
+            return _FileBar(self.file, None, 0, text)
         shown = self.console.is_terminal and not self.console.quiet
         return self.console.status(text) if shown else nullcontext()
 
@@ -54,6 +60,9 @@ class Progress:
         """Yield a function that advances a bar by a number of steps and shows a description."""
         if self.console.quiet:
             yield lambda _steps, _description: None
+        elif self.file:
+            with _FileBar(self.file, total, done, description) as bar:
+                yield bar.advance
         elif self.console.is_jupyter:
             yield _NotebookBar(description, total, done).advance
         elif self.console.is_terminal:
@@ -89,6 +98,34 @@ class _Lines:
             self._said = now
             share = f"{self._done / self._total:.0%}" if self._total else f"{self._done:,}"
             self._progress.say(f"{description}: {share} after {(now - self._start) / 60:.0f} min")
+
+
+class _FileBar:
+    """A file with the description, the steps done and their number; it is there while the work goes on."""
+
+    def __init__(self, file: Path, total: int | None, done: int, description: str) -> None:
+        self._file, self._total, self._done = file, total, done
+        self._written = 0.0
+        self._description = description
+
+    def __enter__(self) -> _FileBar:
+        self._write()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._file.unlink(missing_ok=True)
+
+    def advance(self, steps: int, description: str) -> None:
+        self._done, self._description = self._done + steps, description
+        if not steps or time.monotonic() - self._written > _REDRAW_SECONDS:
+            self._write()
+
+    def _write(self) -> None:
+        self._written = time.monotonic()
+        temporary = self._file.with_name(f"{self._file.name}.part")
+        with suppress(OSError):  # the work matters more
+            temporary.write_text(json.dumps({"what": self._description, "done": self._done, "total": self._total}))
+            temporary.replace(self._file)
 
 
 class _NotebookBar:

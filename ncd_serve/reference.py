@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import zipfile
 from dataclasses import MISSING, Field, dataclass, field, fields, replace
 from pathlib import Path
@@ -44,10 +45,18 @@ _ARRAYS = {
     "shape": ("f", "s"),
     "known_places": ("f", "Lm"),
     "known_place_ids": ("iu", "L"),
+    "aside_paths": ("U", "A"),
+    "aside_ids": ("iu", "A"),
+    "aside_confidences": ("f", "A"),
+    "aside_embeddings": ("f", "Ad"),
+    "aside_known_ids": ("iu", "A"),
 }
 _MIXTURE = ("projection", "offset", "means", "weights", "shape")
-_SHAPE = ("tail", "spread", "unseen_spread", "slope", "intercept")  # numbers of the mixture
-_MAY_BE_EMPTY = ("known_classes", "truth", "matched", *_MIXTURE, "known_places", "known_place_ids")
+# Numbers of the mixture; files of older versions have the first five.
+_SHAPE = ("tail", "spread", "unseen_spread", "slope", "intercept", "known_slope", "known_intercept")
+_ASIDE = ("aside_paths", "aside_ids", "aside_confidences", "aside_embeddings", "aside_known_ids")
+_HALVES = ("embeddings", "known_places", "aside_embeddings")  # in half precision in the file
+_MAY_BE_EMPTY = ("known_classes", "truth", "matched", *_MIXTURE, "known_places", "known_place_ids", *_ASIDE)
 
 
 def _nothing() -> Floats:
@@ -86,6 +95,12 @@ class Reference:
         default_factory=_nothing
     )  # [L, m] labelled images, all or an even sample, in its space
     known_place_ids: Ids = field(default_factory=_no_ids)  # [L] their known classes
+    # Images that a person took out of all clusters. They count for none, and come back if that is taken back.
+    aside_paths: list[str] = field(default_factory=list)
+    aside_ids: Ids = field(default_factory=_no_ids)  # [A] the clusters that they were in
+    aside_confidences: Floats = field(default_factory=_nothing)  # [A]
+    aside_embeddings: Floats = field(default_factory=_nothing)  # [A, d]
+    aside_known_ids: Ids = field(default_factory=_no_ids)  # [A]
 
     @property
     def clusters(self) -> int:
@@ -106,8 +121,13 @@ class Reference:
         if not len(self.shape):
             return None
         arrays = (getattr(self, name).astype(np.float64) for name in _MIXTURE[:-1])
-        shape = dict(zip(_SHAPE, self.shape.tolist(), strict=True))
-        return Mixture(**dict(zip(_MIXTURE[:-1], arrays, strict=True)), first_cluster=self.first_cluster, **shape)
+        shape = dict(zip(_SHAPE, self.shape.tolist(), strict=False))
+        return Mixture(
+            **dict(zip(_MIXTURE[:-1], arrays, strict=True)),
+            known_classes=len(self.known_classes),
+            first_cluster=self.first_cluster,
+            **shape,
+        )
 
     def places(self) -> tuple[Floats, Ids]:
         """Return all images, labelled ones first, in the space of the mixture, and their classes in it."""
@@ -125,6 +145,14 @@ class Reference:
         """Return the image files, below their original folder or another one."""
         return [(root or self.root) / path for path in self.paths]
 
+    def aside_files(self) -> list[Path]:
+        """Return the files of the images that are set aside."""
+        return [self.root / path for path in self.aside_paths]
+
+    def every_file(self) -> list[Path]:
+        """Return the absolute files of all images, those that are set aside last."""
+        return [Path(os.path.normpath(file.absolute())) for file in (*self.files(), *self.aside_files())]
+
     def sampled(self) -> Reference:
         """Return a reference with at most `MAX_IMAGES` images, evenly spread."""
         rows = np.arange(0, len(self.paths), -(-len(self.paths) // MAX_IMAGES))
@@ -140,7 +168,7 @@ class Reference:
     def write(self, path: Path) -> None:
         """Write the file; embeddings in half precision, which is plenty for pictures and distances."""
         content = {entry.name: np.array(getattr(self, entry.name)) for entry in fields(self) if entry.name != "root"}
-        content |= {name: content[name].astype(np.float16) for name in ("embeddings", "known_places")}
+        content |= {name: content[name].astype(np.float16) for name in _HALVES}
         content["root"] = np.array(str(self.root))
         with atomic_path(path) as temporary, temporary.open("wb") as stream:
             np.savez_compressed(stream, **content)
@@ -158,11 +186,9 @@ class Reference:
             _check_arrays(content)
         except Exception as error:  # a damaged archive makes its readers raise anything
             raise DataError(f"{path} is damaged: {error}", hint="write it again: ncd-serve evaluate RUN") from None
-        plain = ("checkpoint", "paths", "known_classes", "known_clusters", "truth", "matched")
+        plain = ("checkpoint", "paths", "known_classes", "known_clusters", "truth", "matched", "aside_paths")
         values: dict[str, Any] = {name: content[name].tolist() for name in plain if name in content}
-        halves: dict[str, Any] = {
-            name: content[name].astype(np.float32) for name in ("embeddings", "known_places") if name in content
-        }
+        halves: dict[str, Any] = {name: content[name].astype(np.float32) for name in _HALVES if name in content}
         return cls(**{**content, **values, **halves, "root": Path(str(content["root"]))})
 
 
@@ -182,7 +208,7 @@ def _check_arrays(content: dict[str, NDArray[Any]]) -> None:
     sizes = {"N": len(content["paths"]), "C": len(content["counts"]), "K": len(content["known_classes"])}
     sizes["d"] = content["embeddings"].shape[-1]
     sizes |= {"m": content["offset"].size, "s": len(_SHAPE)} if "offset" in content else {}
-    sizes["L"] = len(content.get("known_place_ids", ()))
+    sizes |= {"L": len(content.get("known_place_ids", ())), "A": len(content.get("aside_paths", ()))}
     sizes["T"] = sizes["C"] + sizes["K"] - int(content["known_clusters"])
     if not sizes["N"] or not sizes["C"]:
         raise ValueError("it has no images or no clusters")
@@ -195,12 +221,16 @@ def _check_arrays(content: dict[str, NDArray[Any]]) -> None:
     mixture = [name for name in (*_MIXTURE, "known_places") if name in content]
     if len({content[name].size > 0 for name in mixture[: len(_MIXTURE)]}) > 1 or 0 < len(mixture) < len(_MIXTURE):
         raise ValueError("its mixture of classes is incomplete")
-    if not all(np.isfinite(content[name]).all() for name in ("confidences", "embeddings", *mixture)):
+    if len({len(content[name]) for name in _ASIDE if name in content}) > 1:
+        raise ValueError("its images of no cluster are incomplete")
+    numbers = ("confidences", "embeddings", "aside_confidences", "aside_embeddings")
+    if not all(np.isfinite(content[name]).all() for name in (*numbers, *mixture) if name in content):
         raise ValueError("it has values that are not finite")
     if mixture and min(content["weights"].min(initial=1), content["shape"][:3].min(initial=1)) <= 0:
         raise ValueError("a weight, tail or spread of its mixture is not positive")
     known = max(sizes["K"], 1)
     limits = {"cluster_ids": sizes["C"], "known_ids": known, "known_place_ids": known, "counts": _MAX_COUNT}
+    limits |= {"aside_ids": sizes["C"], "aside_known_ids": known}
     for name, limit in limits.items():
         if name in content and content[name].size and not 0 <= content[name].min() <= content[name].max() < limit:
             raise ValueError(f"{name} is outside of 0 to {limit - 1}")

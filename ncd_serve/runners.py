@@ -53,17 +53,20 @@ class Answer(NamedTuple):
     is_novel: NDArray[np.bool_] | None = None  # False for known classes, [N]; models that do not tell have none
     fit: NDArray[np.int64] | None = None  # numbers into `fit.FITS`, [N]; models of older versions have none
     outside: NDArray[np.float32] | None = None  # probability that an image is in none of the clusters, [N]; or none
+    known: NDArray[np.float32] | None = None  # probability that an image is of a known class, [N]; or none
 
     def invalid(self, *, images: int, widths: Iterable[int]) -> str | None:
         """Return the name of an output that cannot be the answer to so many images, or None.
 
         `widths` are the numbers of clusters that the model may have.
         """
-        given, outside = self.probabilities, self.outside
+        given = self.probabilities
         if given.shape not in {(images, width) for width in widths} or not _are_probabilities(given):
             return "array of probabilities"
-        if outside is not None and (outside.shape != (images,) or not _are_probabilities(outside)):
-            return "outside"
+        for name in ("outside", "known"):
+            values = getattr(self, name)
+            if values is not None and (values.shape != (images,) or not _are_probabilities(values)):
+                return name
         if self.fit is not None and (self.fit.shape != (images,) or not np.isin(self.fit, range(len(FITS))).all()):
             return "fit"
         if self.is_novel is not None and self.is_novel.shape != (images,):

@@ -163,19 +163,22 @@ def _new_clusters(bundle: Bundle, candidates: list[Candidate], progress: Progres
 
 
 def _reference(reference: Reference, grown: Mixture, new: list[_NewCluster]) -> Reference:
-    """Return the reference with the images of new clusters; old ones stay as they are."""
+    """Return the reference with the images of new clusters, which are set aside no more; old ones stay as they are."""
     embeddings = np.concatenate([cluster.embeddings for cluster in new]).astype(np.float32)
     ids = reference.clusters + np.repeat(np.arange(len(new)), [len(cluster.paths) for cluster in new])
     joint = grown.log_joint(grown.project(embeddings))[:, grown.first_cluster :]
     shares = np.exp(joint - joint.max(1, keepdims=True))
     confidences = shares[np.arange(len(ids)), ids] / shares.sum(1)
     files = [*reference.files(), *(Path(path) for cluster in new for path in cluster.paths)]
-    root = Path(os.path.commonpath([file.parent for file in files]))
+    reference = _without_aside(reference, {path for cluster in new for path in cluster.paths})
+    aside = reference.aside_files()
+    root = Path(os.path.commonpath([file.parent for file in (*files, *aside)]))
     known = grown.log_joint(grown.project(embeddings))[:, : max(grown.first_cluster, 1)].argmax(1)
     return replace(
         reference,
         root=root,
         paths=[str(file.relative_to(root)) for file in files],
+        aside_paths=[str(file.relative_to(root)) for file in aside],
         cluster_ids=np.concatenate([reference.cluster_ids, ids]),
         confidences=np.concatenate([reference.confidences, confidences.astype(np.float32)]),
         embeddings=np.concatenate([reference.embeddings, embeddings]),
@@ -183,6 +186,19 @@ def _reference(reference: Reference, grown: Mixture, new: list[_NewCluster]) -> 
         counts=np.concatenate([reference.counts, [len(cluster.paths) for cluster in new]]),
         truth=[],
         matched=[],
+    )
+
+
+def _without_aside(reference: Reference, paths: set[str]) -> Reference:
+    """Return the reference without these files among the images that are set aside."""
+    rows = [row for row, file in enumerate(reference.aside_files()) if str(file.absolute()) not in paths]
+    return replace(
+        reference,
+        aside_paths=[reference.aside_paths[row] for row in rows],
+        **{
+            f"aside_{name}": getattr(reference, f"aside_{name}")[rows]
+            for name in ("ids", "confidences", "embeddings", "known_ids")
+        },
     )
 
 

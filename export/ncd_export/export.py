@@ -31,7 +31,7 @@ from ncd_export.publish import Destination, finish_interrupted, publish, publish
 from ncd_export.rename import carry_names, keep_names
 from ncd_export.repository import check_clusters, check_place, check_writable, disk_errors_as_data_errors
 from ncd_export.triton_config import MAX_BATCH, THIS_CPU, Hardware
-from ncd_export.verify import Agreement, Images, Verification, check_finite, compare_precisions, verify, verify_outside
+from ncd_export.verify import Agreement, Images, Verification, check_finite, compare_precisions, verify, verify_mixture
 from ncd_serve.bundle import CARD, HASHED, MANIFEST, MODEL, VERIFICATION, Bundle, BundleManifest
 from ncd_serve.contract import DEFAULT_MODEL, Precision
 from ncd_serve.errors import DataError
@@ -187,7 +187,7 @@ def _write_model(
     verification = verify(graph, model, compared, max_batch=MAX_BATCH, track=progress.track)
     agreement = _reduce(graph, model, compared, images, options, spec, progress) if options.kind.reduce else None
     write_first_generation(model, mixture)
-    verify_outside(model, mixture, compared, max_batch=MAX_BATCH, track=progress.track)
+    verify_mixture(model, mixture, compared, max_batch=MAX_BATCH, track=progress.track)
     return verification, agreement
 
 

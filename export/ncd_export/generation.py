@@ -1,4 +1,4 @@
-"""Nodes of a generation: the probability of being in no cluster, and clusters that were appended later.
+"""Nodes of a generation: probabilities of no cluster and of a known class, and clusters that were appended later.
 
 The exported graph stays as it was verified. Each generation adds a block after it. The block of the first computes the
 mixture of all classes; the block of a later one also hands images to its new clusters. For all other images it passes
@@ -24,16 +24,19 @@ if TYPE_CHECKING:
     from ncd_serve.fit import FitLimits
     from ncd_serve.mixture import Mixture
 
-_OUTSIDE_PREFIX = "outside/"
+_ODDS_PREFIX = "outside/"
 _MAX_ODDS = 13.0
 _LAST = np.array([np.iinfo(np.int64).max])
 
 
 def write_first_generation(path: Path, mixture: Mixture) -> None:
-    """Add the output `outside` to the file of an exported graph, which has no other blocks yet."""
+    """Add the outputs `outside` and `known` to the file of an exported graph, which has no other blocks yet."""
     model = onnx.load(path)
     nodes = Nodes(model.graph, _prefix(1))
-    _add_outside(model.graph, mixture, *_add_mixture(nodes, mixture, _add_unit(nodes)))
+    names = ("outside", "known") if mixture.known_classes else ("outside",)
+    batch = model.graph.input[0].type.tensor_type.shape.dim[0].dim_param
+    model.graph.output.extend(helper.make_tensor_value_info(name, TensorProto.FLOAT, [batch]) for name in names)
+    _add_odds(model.graph, mixture, *_add_mixture(nodes, mixture, _add_unit(nodes)))
     onnx.checker.check_model(model, full_check=True)
     onnx.save(model, path)
 
@@ -45,9 +48,9 @@ def append_clusters(
 
     `limits` are those of fit of all clusters, `known` is the number of known classes.
     """
-    drop_nodes(graph, _OUTSIDE_PREFIX)
+    drop_nodes(graph, _ODDS_PREFIX)
     nodes, outputs = Nodes(graph, _prefix(generation)), {output.name: output for output in graph.output}
-    changed = [name for name in outputs if name not in ("embedding", "outside")]
+    changed = [name for name in outputs if name not in ("embedding", "outside", "known")]
     before = {name: f"{_prefix(generation)}before/{name}" for name in changed}
     rename_tensors(graph, before)
     unit = _add_unit(nodes)
@@ -65,7 +68,7 @@ def append_clusters(
         _add_fit(nodes, unit, new, fresh, is_new, before, limits, added=added)
     if "class_id" in outputs:
         _add_class(nodes, ids, is_new, before, known=known, open_world=first_cluster == 0)
-    _add_outside(graph, mixture, places, joint)
+    _add_odds(graph, mixture, places, joint)
 
 
 def _prefix(generation: int) -> str:
@@ -108,24 +111,34 @@ def _add_unit(nodes: Nodes) -> str:
     return nodes.inner("Div", ["embedding", safe], "unit")
 
 
-def _add_outside(graph: GraphProto, mixture: Mixture, places: str, joint: str) -> None:
-    """Add `Mixture.outside` as an output."""
-    nodes = Nodes(graph, _OUTSIDE_PREFIX)
-    axis, first = nodes.store("axis", np.array([1])), nodes.store("first_cluster", np.array([mixture.first_cluster]))
-    ends, zero = nodes.store("ends", _LAST), nodes.store("zero", np.array([0]))
-    squares = nodes.inner("ReduceSumSquare", [places, axis], "squares", keepdims=1)
+def _add_odds(graph: GraphProto, mixture: Mixture, places: str, joint: str) -> None:
+    """Add `Mixture.outside`, and `Mixture.known` where it is an output: models of older versions do not have it."""
+    nodes = Nodes(graph, _ODDS_PREFIX)
+    squares = nodes.inner("ReduceSumSquare", [places, nodes.store("axis", np.array([1]))], "squares", keepdims=1)
     unseen = _add_student(nodes, squares, mixture, mixture.unseen_spread, np.array(0.0), "unseen")
-    known = nodes.inner("Slice", [joint, zero, first, axis], "known")
-    others = nodes.inner("Concat", [known, unseen], "others", axis=1)
-    clusters = nodes.inner("Slice", [joint, first, ends, axis], "clusters")
-    outer = nodes.inner("ReduceLogSumExp", [others, axis], "outer", keepdims=0)
-    score = nodes.inner("Sub", [outer, nodes.inner("ReduceLogSumExp", [clusters, axis], "inner", keepdims=0)], "score")
-    sloped = nodes.inner("Mul", [score, nodes.store("slope", _f32(mixture.slope))], "sloped")
-    odds = nodes.inner("Add", [sloped, nodes.store("intercept", _f32(mixture.intercept))], "odds")
-    nodes.add("Sigmoid", [odds], "outside")
-    if "outside" not in {output.name for output in graph.output}:
-        batch = graph.input[0].type.tensor_type.shape.dim[0].dim_param
-        graph.output.append(helper.make_tensor_value_info("outside", TensorProto.FLOAT, [batch]))
+    _add_probability(nodes, [joint, unseen], mixture.is_cluster, mixture.slope, mixture.intercept, "outside")
+    if "known" in {output.name for output in graph.output}:
+        slope, intercept = -mixture.known_slope, -mixture.known_intercept
+        _add_probability(nodes, [joint, unseen], mixture.is_known, slope, intercept, "known")
+
+
+def _add_probability(
+    nodes: Nodes, logs: list[str], inside: NDArray[np.bool_], slope: float, intercept: float, output: str
+) -> None:
+    """Add the calibrated log ratio of everything else to the classes inside, as a probability."""
+    joint, unseen = logs
+    axis = nodes.store(f"{output}_axis", np.array([1]))
+    chosen, rest = (
+        nodes.inner("Gather", [joint, nodes.store(f"{output}_{name}_ids", np.flatnonzero(mask))], name, axis=1)
+        for name, mask in ((f"{output}_inside", inside), (f"{output}_rest", ~inside))
+    )
+    others = nodes.inner("Concat", [rest, unseen], f"{output}_others", axis=1)
+    outer = nodes.inner("ReduceLogSumExp", [others, axis], f"{output}_outer", keepdims=0)
+    inner = nodes.inner("ReduceLogSumExp", [chosen, axis], f"{output}_inner", keepdims=0)
+    score = nodes.inner("Sub", [outer, inner], f"{output}_score")
+    sloped = nodes.inner("Mul", [score, nodes.store(f"{output}_slope", _f32(slope))], f"{output}_sloped")
+    odds = nodes.inner("Add", [sloped, nodes.store(f"{output}_intercept", _f32(intercept))], f"{output}_odds")
+    nodes.add("Sigmoid", [odds], output)
 
 
 def _add_probabilities(

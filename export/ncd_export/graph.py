@@ -33,7 +33,8 @@ class ExportGraph(OnnxGraph):
             "class_id": self.tells_known_from_novel,
             "is_novel": self.tells_known_from_novel,
             "fit": self.fit is not None,
-            "outside": False,  # added to the file, by `generation`
+            "outside": False,  # added to the file, by `generation`, as is `known`
+            "known": False,
         }
         return tuple(output.name for output in OUTPUTS if not output.optional or has[output.name])
 

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from ncd_serve.mixture import Mixture
 
 TOLERANCE = 1e-4
-_OUTSIDE_TOLERANCE = 1e-2  # of a probability that single precision computes from large squares
+_MIXTURE_TOLERANCE = 1e-2  # of a probability that single precision computes from large squares
 BATCH_SIZES = (1, 2, 7)
 _BATCHES_PER_SIZE = 4  # for sizes below the largest
 _WITH_TOLERANCE = [output.name for output in OUTPUTS if output.compared == "measured"]
@@ -119,17 +119,19 @@ def compare_precisions(
     return Agreement(precision, len(images), calibrated_on, differences, equal, required)
 
 
-def verify_outside(
+def verify_mixture(
     model: Path, mixture: Mixture, images: Images, *, max_batch: int, track: progress.Track = progress.silent
 ) -> None:
-    """Compare the output `outside` with numpy; raise ExportMismatchError."""
-    answers = _onnx_answers(model, ("embedding", "outside"), images, batch=max_batch, track=track)
-    difference = _difference(answers["outside"], mixture.outside(answers["embedding"]))
-    if difference > _OUTSIDE_TOLERANCE:
-        raise ExportMismatchError(
-            f"the probability of being in no cluster differs by {difference:.2g} (limit: {_OUTSIDE_TOLERANCE:g})",
-            hint="nothing was written; report this as a defect, with the run's config.toml",
-        )
+    """Compare the outputs `outside` and `known` with numpy; raise ExportMismatchError."""
+    expected = {"outside": mixture.outside} | ({"known": mixture.known} if mixture.known_classes else {})
+    answers = _onnx_answers(model, ("embedding", *expected), images, batch=max_batch, track=track)
+    for name, function in expected.items():
+        difference = _difference(answers[name], function(answers["embedding"]))
+        if difference > _MIXTURE_TOLERANCE:
+            raise ExportMismatchError(
+                f"the probability '{name}' differs by {difference:.2g} (limit: {_MIXTURE_TOLERANCE:g})",
+                hint="nothing was written; report this as a defect, with the run's config.toml",
+            )
 
 
 @torch.inference_mode()

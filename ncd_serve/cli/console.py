@@ -14,12 +14,12 @@ from typing import NoReturn
 from rich.markup import escape
 
 from ncd_serve.errors import NcdError
-from ncd_serve.progress import Progress
+from ncd_serve.progress import PROGRESS_VARIABLE, Progress
 from ncd_serve.text import SafeConsole
 
 out = SafeConsole()
 messages = SafeConsole(stderr=True)
-progress = Progress(messages)
+progress = Progress(messages, file=Path(told) if (told := os.environ.get(PROGRESS_VARIABLE)) else None)
 say = progress.say
 _errors = SafeConsole(stderr=True)
 FOLLOWER_DELAY_SECONDS = 5

@@ -45,7 +45,8 @@ def drift(
     if found.drifted:
         look = f"look at them: ncd-serve gallery {rows} --bundle {bundle}"
         messages.print(look, markup=False, highlight=False, soft_wrap=True)
-        out.print(f"next: ncd-serve discover {rows} --bundle {bundle}", markup=False, highlight=False, soft_wrap=True)
+    why = "" if found.drifted else "    (too few new images to be drift can be a new category)"
+    out.print(f"next: ncd-serve discover {rows} --bundle {bundle}{why}", markup=False, highlight=False, soft_wrap=True)
 
 
 def _show(found: Drift) -> None:

@@ -20,6 +20,9 @@ def studio(
             help="A finished run, a bundle, or a folder of images to train on; default: the newest run.",
         ),
     ] = None,
+    images: Annotated[
+        Path | None, typer.Option(help="Present folder of the images, if they were moved since training.")
+    ] = None,
     host: Annotated[str, typer.Option(help="Address to listen on; other machines need one of this machine's own.")] = (
         "127.0.0.1"
     ),
@@ -39,4 +42,6 @@ def studio(
     def ready(address: str) -> None:
         out.print(f"studio: {address}\nstop:   Ctrl-C", highlight=False, markup=False, soft_wrap=True)
 
-    run_studio(source, host=host, port=port, token=token, browser=browser, ready=ready, progress=progress)
+    run_studio(
+        source, images=images, host=host, port=port, token=token, browser=browser, ready=ready, progress=progress
+    )

@@ -163,6 +163,8 @@ class _ServedModel:
         self._room = asyncio.Semaphore(concurrency)
         self.cluster_names = [str(number) for number in range(contract.clusters)]
         self._widths = {contract.clusters}  # numbers of clusters of the generations that were served so far
+        self._named = set[str]()  # versions of the model that names were read for
+        self._reading = asyncio.Lock()
         self.close = connection.close
 
     @property
@@ -176,6 +178,7 @@ class _ServedModel:
         try:
             served = cls(connection, read_contract(await connection.config(), connection.where), concurrency)
             await served._read_names()
+            served._named.update(connection.versions)
             return served
         except BaseException:
             await connection.close()
@@ -195,12 +198,16 @@ class _ServedModel:
         except (ValueError, IndexError):
             raise ServerError(f"{self._connection.where} answered with invalid labels", hint=CHECK_SERVER) from None
 
-    async def _reopen(self) -> None:
-        """Read contract and names again: another generation, with more or fewer clusters, is served now."""
-        self.contract = read_contract(await self._connection.config(), self._connection.where)
-        self._widths.add(self.contract.clusters)
-        self.cluster_names += [str(number) for number in range(len(self.cluster_names), self.contract.clusters)]
-        await self._read_names()
+    async def _reopen(self, clusters: int) -> None:
+        """Read contract and names again if another version answers now: another generation, or one with other names."""
+        async with self._reading:
+            if self._named >= set(self._connection.versions) and clusters in self._widths:
+                return
+            self.contract = read_contract(await self._connection.config(), self._connection.where)
+            self._widths.add(self.contract.clusters)
+            self.cluster_names += [str(number) for number in range(len(self.cluster_names), self.contract.clusters)]
+            await self._read_names()
+            self._named.update(self._connection.versions)
 
     async def answer(self, images: NDArray[np.uint8]) -> Answer:
         if images.dtype != np.uint8 or images.shape[1:] != self._shape or not len(images):
@@ -225,8 +232,7 @@ class _ServedModel:
         pairs = list(zip(outputs, arrays, strict=True))
         shaped = {output.name: array if output.shape else array.reshape(-1) for output, array in pairs}
         answer = Answer(**shaped)
-        if answer.probabilities.shape[-1:] not in {(width,) for width in self._widths}:
-            await self._reopen()
+        await self._reopen(answer.probabilities.shape[-1] if answer.probabilities.ndim == 2 else 0)
         wrong = next((output.name for output, array in pairs if array.dtype != output.numpy_dtype), None)
         if wrong := wrong or answer.invalid(images=len(images), widths=self._widths):
             raise ServerError(f"{self._connection.where} answered with an invalid {wrong}", hint=CHECK_SERVER)

@@ -96,7 +96,8 @@ def _names(before: Bundle, after: Bundle, partner: dict[int, int]) -> Names:
 def _carried_corrections(before: Bundle, after: Bundle, partner: dict[int, int]) -> dict[str, Correction | None]:
     """Return corrections of images that the new model was trained on, too, with the numbers of its clusters."""
     old, new = before.reference(), after.reference()
-    known = {str(file): path for file, path in zip(new.files(), new.paths, strict=True)}
+    paths = [*new.paths, *new.aside_paths]
+    known = {str(file): path for file, path in zip((*new.files(), *new.aside_files()), paths, strict=True)}
     files = {path: str(old.root / path) for path in before.manifest.images}
     return {
         known[files[path]]: to if to == WRONG else partner[to]

@@ -32,11 +32,11 @@ def corrections_of(bundle: Bundle, reference: Reference) -> dict[str, Correction
         file = os.path.normpath(reference.root.absolute() / path)
         if said.setdefault(file, to) != to:
             raise _contradiction([file], said[file], to)
-    rows = {file: row for row, file in enumerate(_files(reference)) if file in said}
+    files, vectors = _files(reference), (*reference.embeddings, *reference.aside_embeddings)
     first: dict[bytes, str] = {}
-    for file, row in rows.items():
-        other = first.setdefault(reference.embeddings[row].tobytes(), file)
-        if said[other] != said[file]:
+    for file, vector in zip(files, vectors, strict=True):
+        other = first.setdefault(vector.tobytes(), file) if file in said else file
+        if said.get(other) != said.get(file):
             raise _contradiction([other, file], said[other], said[file])
     return said
 
@@ -56,46 +56,68 @@ def check_accepted(corrections: dict[str, Correction], images: Iterable[str]) ->
 def corrected(reference: Reference, corrections: dict[str, Correction]) -> Reference:
     """Return the reference with what a person said.
 
-    Moved images are in the clusters that they were given to; those of no cluster of the model are left out. The means
-    of the classes in the mixture follow.
+    Moved images are in the clusters that they were given to; those of no cluster of the model are set aside, and are
+    back where they were once their correction is taken back. The means of the classes in the mixture follow.
     """
     said = [corrections.get(file) for file in _files(reference)]
+    homes = np.concatenate([reference.cluster_ids, reference.aside_ids])
+    before = np.concatenate([reference.cluster_ids, np.full(len(reference.aside_ids), NOWHERE)])
     now = np.array(
         [
-            number if to is None else NOWHERE if to == WRONG or to >= reference.clusters else to
-            for number, to in zip(reference.cluster_ids.tolist(), said, strict=True)
+            home if to is None else NOWHERE if to == WRONG or to >= reference.clusters else to
+            for home, to in zip(homes.tolist(), said, strict=True)
         ]
     )
-    moved, stay = now != reference.cluster_ids, now != NOWHERE
-    if not moved.any():
+    if np.array_equal(now, before):
         return reference
-    if not stay.any():
+    if (now == NOWHERE).all():
         raise DataError("no image is left in any cluster", hint="take some corrections back")
-    counts = reference.counts - np.bincount(reference.cluster_ids[moved], minlength=reference.clusters)
-    counts += np.bincount(now[moved & stay], minlength=reference.clusters)
-    return replace(
-        _relabelled(reference, moved, now),
-        paths=[path for path, kept in zip(reference.paths, stay, strict=True) if kept],
-        truth=[name for name, kept in zip(reference.truth, stay, strict=True) if kept] if reference.truth else [],
-        cluster_ids=now[stay],
-        counts=counts,
-        **{name: getattr(reference, name)[stay] for name in ("confidences", "embeddings", "known_ids")},
-    )
+    counts, number = reference.counts, reference.clusters
+    for ids, sign in ((before, -1), (now, 1)):
+        counts = counts + sign * np.bincount(ids[(before != now) & (ids != NOWHERE)], minlength=number)
+    return replace(_placed(_relabelled(reference, before, now), homes, now), counts=counts)
 
 
-def _relabelled(reference: Reference, moved: NDArray[np.bool_], now: Ids) -> Reference:
+def _relabelled(reference: Reference, before: Ids, now: Ids) -> Reference:
+    """Return the reference with a mixture whose means follow images from clusters `before` to clusters `now`."""
     mixture, first = reference.mixture(), reference.first_cluster
     if mixture is None:  # a file of an older version
         return reference
     _, classes = reference.places()
     sizes = np.bincount(classes, minlength=len(mixture.means))
-    places = mixture.project(reference.embeddings[moved])
-    target = np.where(now[moved] == NOWHERE, NOWHERE, first + now[moved])
-    return reference.with_mixture(relabel(mixture, places, first + reference.cluster_ids[moved], target, sizes=sizes))
+    moved = np.flatnonzero(before != now)
+    places = mixture.project(_all(reference, "embeddings")[moved])
+    sides = [np.where(ids == NOWHERE, NOWHERE, first + ids)[moved] for ids in (before, now)]
+    return reference.with_mixture(relabel(mixture, places, *sides, sizes=sizes))
+
+
+def _placed(reference: Reference, homes: Ids, now: Ids) -> Reference:
+    """Return the reference with all its images, set aside or not, in the clusters `now`; `homes` are earlier ones."""
+    stay = now != NOWHERE
+    paths, truth = [*reference.paths, *reference.aside_paths], []
+    if reference.truth and len(reference.truth) == len(paths):
+        truth = [name for name, kept in zip(reference.truth, stay, strict=True) if kept]
+    both = {name: _all(reference, name) for name in ("confidences", "embeddings", "known_ids")}
+    return replace(
+        reference,
+        paths=[path for path, kept in zip(paths, stay, strict=True) if kept],
+        truth=truth,
+        cluster_ids=now[stay],
+        **{name: values[stay] for name, values in both.items()},
+        aside_paths=[path for path, kept in zip(paths, stay, strict=True) if not kept],
+        aside_ids=homes[~stay],
+        **{f"aside_{name}": values[~stay] for name, values in both.items()},
+    )
+
+
+def _all(reference: Reference, name: str) -> NDArray[Any]:
+    """Return an array of the images, those that are set aside last."""
+    kept, aside = getattr(reference, name), getattr(reference, f"aside_{name}")
+    return np.concatenate([kept, aside]) if len(aside) else kept
 
 
 def _files(reference: Reference) -> list[str]:
-    return [os.path.normpath(file.absolute()) for file in reference.files()]
+    return [str(file) for file in reference.every_file()]
 
 
 def _contradiction(files: list[str], one: Correction, other: Correction) -> DataError:

@@ -70,7 +70,7 @@ def build_gallery(
 ) -> Gallery:
     """Write the page of a collection, atomically."""
     layout = lay_out(shown, kind=kind, progress=progress)
-    sheets = make_sheets(shown.files, layout.clusters, size=tile_size(len(shown.paths)), progress=progress)
+    sheets = make_sheets(shown.pictures, layout.parts, size=tile_size(len(shown.paths)), progress=progress)
     missing = [start + number for start, sheet in zip(layout.starts, sheets, strict=False) for number in sheet.missing]
     data = page_data(shown, layout, missing=missing, title=title or title_of(shown.source))
     try:
@@ -84,7 +84,7 @@ def build_gallery(
 def lay_out(shown: Collection, *, kind: MapKind | None = None, progress: Progress = SILENT) -> Layout:
     """Describe the clusters of a collection, order its images, and place them on the map."""
     clusters, central = describe_clusters(shown)
-    return Layout(clusters, central, *_draw_map(shown, kind, progress))
+    return Layout(clusters, central, *_draw_map(shown, kind, progress), left_out=len(shown.left_out))
 
 
 def _draw_map(shown: Collection, kind: MapKind | None, progress: Progress) -> tuple[MapKind, Floats | None]:

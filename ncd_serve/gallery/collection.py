@@ -9,7 +9,7 @@ from typing import Literal
 import numpy as np
 from numpy.typing import NDArray
 
-from ncd_serve.naming import Correction
+from ncd_serve.naming import WRONG, Correction
 
 Ids = NDArray[np.int64]
 Floats = NDArray[np.float32]
@@ -60,6 +60,21 @@ class Collection:
     matched: list[str] = field(default_factory=list)  # [C] the true class of each cluster, "" for none; or empty
     failures: list[tuple[str, str]] = field(default_factory=list)  # images without a cluster, and why
     verdict: list[str] = field(default_factory=list)  # in words, the most important first; empty if there is none
+    tight: list[int] | None = None  # clusters that stand apart; None where there is no verdict
+    alike: list[tuple[int, int]] = field(default_factory=list)  # pairs of clusters that may be one
+
+    @property
+    def left_out(self) -> list[str]:
+        """Paths of images that a person put into no cluster, and that this generation was made without."""
+        if self.kind == "rows":
+            return []
+        shown = set(self.paths)
+        return [path for path, to in self.naming.images.items() if to == WRONG and path not in shown]
+
+    @property
+    def pictures(self) -> list[Path]:
+        """Files that have a thumbnail: those of the images, then those of images that were left out."""
+        return [*self.files, *(self.root / path for path in self.left_out)]
 
     @property
     def total(self) -> int:

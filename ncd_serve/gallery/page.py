@@ -14,7 +14,7 @@ from ncd_serve import __version__
 from ncd_serve.fit import FITS
 from ncd_serve.gallery.confusion import confusion_data
 from ncd_serve.gallery.questions import find_questions
-from ncd_serve.gallery.thumbnails import COLUMNS, parts
+from ncd_serve.gallery.thumbnails import COLUMNS, more_parts, parts
 from ncd_serve.text import printable
 
 if TYPE_CHECKING:
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from ncd_serve.gallery.clusters import Cluster
     from ncd_serve.gallery.collection import Collection, Floats
     from ncd_serve.gallery.projection import MapKind
-    from ncd_serve.gallery.thumbnails import Sheet
+    from ncd_serve.gallery.thumbnails import Part, Sheet
 
 # In this order, in one scope.
 SCRIPTS = (
@@ -55,6 +55,7 @@ class Layout:
     central: Floats  # [N] centrality of each image in its cluster
     kind: MapKind
     where: Floats | None  # [N + B, 2] of the images, then of the background
+    left_out: int = 0  # images that come after all others, and in no cluster
 
     @cached_property
     def order(self) -> list[int]:
@@ -62,9 +63,14 @@ class Layout:
         return [row for cluster in self.clusters for row in cluster.images]
 
     @cached_property
+    def parts(self) -> list[Part]:
+        """Images of each sheet."""
+        return [*parts(self.clusters), *more_parts(range(len(self.order), len(self.order) + self.left_out))]
+
+    @cached_property
     def sheets(self) -> list[list[int]]:
         """Rows of each sheet."""
-        return [rows for _, rows in parts(self.clusters)]
+        return [part.rows for part in self.parts]
 
     @cached_property
     def starts(self) -> list[int]:
@@ -88,6 +94,8 @@ def page_data(shown: Collection, layout: Layout, *, missing: Sequence[int], titl
         **naming_data(shown, order),
         "total": shown.total,
         "verdict": shown.verdict,
+        "tight": shown.tight,
+        "alike": shown.alike,
         "map": layout.kind.value,
         "embedded": shown.embeddings is not None,
         "columns": COLUMNS,
@@ -99,6 +107,7 @@ def page_data(shown: Collection, layout: Layout, *, missing: Sequence[int], titl
         "questions": find_questions(shown, order),
         "background": [_rounded(axis, 4) for axis in where[len(order) :].T] if where is not None else [[], []],
         "confusion": confusion_data(shown, [cluster.number for cluster in clusters]),
+        "left_out": [printable(path) for path in shown.left_out],
         "failures": [[printable(path), error] for path, error in shown.failures[:_MAX_FAILURES_LISTED]],
         "failed": len(shown.failures),
     }

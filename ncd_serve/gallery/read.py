@@ -45,7 +45,8 @@ def read_source(
         raise UsageError("--bundle is only for rows", hint=f"ncd-serve gallery {source}")
     elif (source / MANIFEST).is_file():
         found = Bundle.read(source)
-        shown = replace(_of_reference(found.reference(), naming_of(found), source, images), kind="bundle")
+        shown = _of_reference(found.reference(), naming_of(found), source, images)
+        shown = replace(shown, kind="bundle", verdict=_verdict_of(found))
     else:
         shown = read_run(source, images)
     if not any(file.is_file() for file in shown.files):
@@ -63,13 +64,26 @@ def read_run(run: Path, images: Path | None = None) -> Collection:
         exported = Bundle.read(run / "bundle")
         if exported.manifest.checkpoint == reference.checkpoint:
             naming = naming_of(exported)
-    return replace(_of_reference(reference, naming, run, images), verdict=_verdict_of(run, naming))
+    return _with_verdict(_of_reference(reference, naming, run, images), run)
 
 
-def _verdict_of(run: Path, naming: GivenNames) -> list[str]:
-    """Return the verdict on a run in words, with the names of its clusters."""
-    verdict, names = read_verdict(run), dict(enumerate(naming.labels))
-    return verdict.sentences(lambda number: names.get(number, f"cluster {number}")) if verdict else []
+def _with_verdict(shown: Collection, run: Path) -> Collection:
+    """Add the verdict on a run, with the names of its clusters."""
+    verdict, names = read_verdict(run), dict(enumerate(shown.naming.labels))
+    if verdict is None:
+        return shown
+    sentences = verdict.sentences(lambda number: names.get(number, f"cluster {number}"))
+    return replace(shown, verdict=sentences, tight=verdict.tight, alike=verdict.alike)
+
+
+def _verdict_of(bundle: Bundle) -> list[str]:
+    """Return the verdict on the run that a bundle is of, as it keeps it."""
+    about = bundle.manifest
+    if not about.verdict:
+        return []
+    appended = any(change.kind == "new" and change.overlap is None for change in about.changes)
+    words = f"without clusters that were added later, {about.verdict}" if appended else about.verdict
+    return words.split("; ")
 
 
 def naming_of(bundle: Bundle) -> GivenNames:

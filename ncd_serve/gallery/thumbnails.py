@@ -7,7 +7,7 @@ import io
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from functools import partial
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 from PIL import Image, ImageOps
 
@@ -46,17 +46,28 @@ def tile_size(images: int) -> int:
     return _LARGE_TILE if images <= _MAX_IMAGES_WITH_LARGE_TILES else _SMALL_TILE
 
 
-def parts(clusters: Sequence[Cluster]) -> Iterator[tuple[bool, list[int]]]:
-    """Yield the images of each sheet, and True for the first sheet of a cluster."""
+class Part(NamedTuple):
+    """Images of one sheet."""
+
+    first: bool  # of its cluster
+    rows: list[int]
+
+
+def parts(clusters: Sequence[Cluster]) -> Iterator[Part]:
+    """Yield the parts of clusters."""
     for cluster in clusters:
-        yield True, cluster.images[:_FIRST_SHEET_IMAGES]
-        for start in range(_FIRST_SHEET_IMAGES, len(cluster.images), _MAX_SHEET_IMAGES):
-            yield False, cluster.images[start : start + _MAX_SHEET_IMAGES]
+        yield Part(True, cluster.images[:_FIRST_SHEET_IMAGES])
+        yield from more_parts(cluster.images[_FIRST_SHEET_IMAGES:])
 
 
-def make_sheets(files: Sequence[Path], clusters: Sequence[Cluster], *, size: int, progress: Progress) -> list[Sheet]:
+def more_parts(rows: Sequence[int]) -> Iterator[Part]:
+    """Yield the parts of images that introduce no cluster."""
+    for start in range(0, len(rows), _MAX_SHEET_IMAGES):
+        yield Part(False, [*rows[start : start + _MAX_SHEET_IMAGES]])
+
+
+def make_sheets(files: Sequence[Path], wanted: Sequence[Part], *, size: int, progress: Progress) -> list[Sheet]:
     """Decode and shrink in threads, a sheet each."""
-    wanted = list(parts(clusters))
     with ThreadPoolExecutor(DECODERS) as pool:
         try:
             made = pool.map(partial(_make_sheet, files=files, size=size), wanted)
@@ -65,10 +76,9 @@ def make_sheets(files: Sequence[Path], clusters: Sequence[Cluster], *, size: int
             pool.shutdown(cancel_futures=True)
 
 
-def _make_sheet(part: tuple[bool, list[int]], *, files: Sequence[Path], size: int) -> Sheet:
-    first, rows = part
-    content, missing = draw_sheet(rows, files=files, size=size)
-    return Sheet(first, base64.b64encode(content).decode(), missing)
+def _make_sheet(part: Part, *, files: Sequence[Path], size: int) -> Sheet:
+    content, missing = draw_sheet(part.rows, files=files, size=size)
+    return Sheet(part.first, base64.b64encode(content).decode(), missing)
 
 
 def draw_sheet(

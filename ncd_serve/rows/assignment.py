@@ -111,8 +111,9 @@ def _rows(part: list[_Loading], *, runner: Runner, top_k: int, min_confidence: f
     ]
 
 
-def _each(answer: Answer) -> Iterator[tuple[NDArray[np.float32], Fit | None, float | None, bool | None]]:
+def _each(answer: Answer) -> Iterator[tuple[NDArray[np.float32], Fit | None, float | None, float | None, bool | None]]:
     fits = repeat(None) if answer.fit is None else map(FITS.__getitem__, answer.fit)
     outside = repeat(None) if answer.outside is None else map(float, answer.outside)
+    known = repeat(None) if answer.known is None else map(float, answer.known)
     novel = repeat(None) if answer.is_novel is None else map(bool, answer.is_novel)
-    return zip(answer.probabilities, fits, outside, novel, strict=False)
+    return zip(answer.probabilities, fits, outside, known, novel, strict=False)

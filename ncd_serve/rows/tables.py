@@ -150,6 +150,7 @@ def _write_parquet(records: Iterator[Record], target: Path) -> None:
         "confidence": pa.float64(),
         "margin": pa.float64(),
         "outside": pa.float64(),
+        "known": pa.float64(),
         "is_novel": pa.bool_(),
         "top_k": pa.list_(candidate),
     }
@@ -171,6 +172,7 @@ _KINDS: dict[str, Callable[[Any], Any]] = {
     "confidence": float,
     "margin": float,
     "outside": float,
+    "known": float,
     "is_novel": _truth,
 }
 _HINT = "give a file that `ncd-serve query --out` or `ncd-serve assign --out` wrote"
@@ -225,7 +227,10 @@ def _check(row: Prediction) -> None:
     if row.fit not in (None, *FITS):
         raise ValueError(f"its fit is '{row.fit}', not {', '.join(FITS[:-1])} or {FITS[-1]}")
     probabilities = [("probability", candidate.probability) for candidate in row.top_k]
-    for what, value in (*((name, getattr(row, name)) for name in ("confidence", "margin", "outside")), *probabilities):
+    for what, value in (
+        *((name, getattr(row, name)) for name in ("confidence", "margin", "outside", "known")),
+        *probabilities,
+    ):
         if value is not None and not (isinstance(value, (int, float)) and math.isfinite(value)):
             raise ValueError(f"its {what} is {value!r}")
     for number in (row.cluster_id, *(candidate.cluster_id for candidate in row.top_k)):

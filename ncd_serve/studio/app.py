@@ -22,10 +22,11 @@ from ncd_serve.naming import Names
 from ncd_serve.studio.candidates import NewImage
 from ncd_serve.studio.commands import TrainingForm
 from ncd_serve.studio.desk import Desk
+from ncd_serve.studio.folders import look_into, suggest_folders
 from ncd_serve.studio.guard import Guard
 from ncd_serve.text import printable
 
-STUDIO_SCRIPTS = ("api", "split", "new_images", "round", "training", "serving", "studio")
+STUDIO_SCRIPTS = ("api", "split", "new_images", "round", "folders", "training", "serving", "studio")
 _MAX_JSON_BYTES, _MAX_IMAGE_BYTES = 16 << 20, 64 << 20
 _KEPT = {"Cache-Control": "private, max-age=86400"}
 Handler = Callable[[Request], Awaitable[Response]]
@@ -41,6 +42,7 @@ def make_app(desk: Desk, *, token: str, hosts: frozenset[str], cookie: str) -> S
         Route("/p/{key}/images/{number:int}", _answering(_image, desk)),
         Route("/forming.jpg", _answering(_forming, desk)),
         Route("/api/folders", _answering(_folders, desk)),
+        Route("/api/browse", _answering(_browse, desk)),
         Route("/api/apply", _answering(_apply, desk), methods=["POST"]),
         Route("/api/split", _answering(_split, desk), methods=["POST"]),
         Route("/api/category", _answering(_category, desk), methods=["POST"]),
@@ -146,18 +148,11 @@ async def _forming(_request: Request, desk: Desk) -> Response:
 
 
 async def _folders(request: Request, _desk: Desk) -> Response:
-    return JSONResponse(await run_in_threadpool(list_folders, request.query_params.get("path", "")))
+    return JSONResponse(await run_in_threadpool(suggest_folders, request.query_params.get("path", "")))
 
 
-def list_folders(typed: str) -> list[str]:
-    """Return the folders that begin with what was typed, at most 50."""
-    parent = Path(typed).expanduser() if typed.endswith("/") or not typed else Path(typed).expanduser().parent
-    start = "" if typed.endswith("/") or not typed else Path(typed).name
-    try:
-        found = sorted(entry for entry in parent.iterdir() if entry.name.startswith(start) and entry.is_dir())
-    except OSError:
-        return []
-    return [printable(entry) for entry in found if start or not entry.name.startswith(".")][:50]
+async def _browse(request: Request, _desk: Desk) -> Response:
+    return JSONResponse(await run_in_threadpool(look_into, request.query_params.get("path", "")))
 
 
 async def _apply(request: Request, desk: Desk) -> Response:

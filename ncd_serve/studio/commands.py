@@ -16,7 +16,9 @@ from typing import TYPE_CHECKING, Any
 from pydantic import BaseModel, ConfigDict, Field
 
 from ncd_serve.errors import DataError, NcdError, UsageError
+from ncd_serve.files import held
 from ncd_serve.places import FORMING
+from ncd_serve.progress import PROGRESS_VARIABLE
 from ncd_serve.reference import REFERENCE
 from ncd_serve.verdict import read_verdict
 
@@ -26,6 +28,7 @@ if TYPE_CHECKING:
 _STOP_SECONDS = 60.0
 _PLAN_SECONDS = 900.0
 _LINES = 12  # of a log that the page shows
+_INTERRUPTED = 130
 _METRICS = "metrics.jsonl"
 _ERROR = re.compile(r"^error: (?P<what>.*)\n(?:hint: (?P<hint>.*)\n?)?", re.MULTILINE)
 
@@ -74,11 +77,10 @@ def error_in(text: str, code: int) -> NcdError:
 
 @dataclass
 class Training:
-    """A training that the studio has started, or that it resumes; its log is in the run directory's folder."""
+    """A training that the studio has started, or could resume; its log is in the run directory's folder."""
 
     run: Path
-    process: subprocess.Popen[bytes]
-    log: Path
+    process: subprocess.Popen[bytes] | None = None  # None: it was interrupted before this studio began
 
     @classmethod
     def start(cls, form: TrainingForm) -> Training:
@@ -99,17 +101,36 @@ class Training:
     @classmethod
     def _launch(cls, run: Path, words: Sequence[str]) -> Training:
         run.parent.mkdir(parents=True, exist_ok=True)
-        log = run.with_name(f".{run.name}.studio.log")
-        with log.open("wb") as stream:
+        training = cls(run)
+        environment = {**os.environ, PROGRESS_VARIABLE: str(training._progress.absolute())}
+        with training._log.open("wb") as log:
             # A group of its own: Ctrl-C in the studio's terminal reaches it through `stop` alone.
-            process = subprocess.Popen(
-                _command(words), stdout=stream, stderr=stream, stdin=subprocess.DEVNULL, start_new_session=True
+            training.process = subprocess.Popen(
+                _command(words),
+                env=environment,
+                stdout=log,
+                stderr=log,
+                stdin=subprocess.DEVNULL,
+                start_new_session=True,
             )
-        return cls(run, process, log)
+        return training
+
+    @property
+    def going(self) -> bool:
+        """True while the process runs."""
+        return self.process is not None and self.process.poll() is None
+
+    @property
+    def _log(self) -> Path:
+        return self.run.with_name(f".{self.run.name}.studio.log")
+
+    @property
+    def _progress(self) -> Path:
+        return self.run.with_name(f".{self.run.name}.studio.json")
 
     def stop(self) -> None:
         """Interrupt it as Ctrl-C does: it writes a checkpoint that `resume` continues from."""
-        if self.process.poll() is None:
+        if self.process is not None and self.going:
             self.process.send_signal(signal.SIGINT)
             try:
                 self.process.wait(_STOP_SECONDS)
@@ -119,22 +140,30 @@ class Training:
 
     def state(self) -> dict[str, Any]:
         """Return what the page shows: state, last lines, figures of the epochs, and how clusters form."""
-        code = self.process.poll()
-        finished = (self.run / REFERENCE).is_file() and code == 0
-        text = self.log.read_text(errors="replace")
-        state = "running" if code is None else "finished" if finished else "stopped" if code == 130 else "failed"
-        error = error_in(text, code) if state == "failed" and code is not None else None
-        verdict = read_verdict(self.run) if finished else None
+        state, text = self._state(), self._log.read_text(errors="replace") if self._log.is_file() else ""
+        error = error_in(text, self.process.returncode) if state == "failed" and self.process else None
+        verdict = read_verdict(self.run) if state == "finished" else None
         return {
             "run": str(self.run),
             "state": state,
             "lines": text.strip().splitlines()[-_LINES:],
+            "progress": _read_json(self._progress) if state == "running" else None,
             "epochs": _json_lines(self.run / _METRICS),
             "forming": _read_json(self.run / FORMING),
             "verdict": verdict.sentences() if verdict else [],
             "error": str(error) if error else None,
             "hint": error.hint if error else None,
         }
+
+    def _state(self) -> str:
+        if self.going:
+            return "running"
+        if (self.run / REFERENCE).is_file() and (self.process is None or self.process.returncode == 0):
+            return "finished"
+        if self.process is None:
+            with held(self.run) as free:
+                return "stopped" if free else "elsewhere"
+        return "stopped" if self.process.returncode == _INTERRUPTED else "failed"
 
 
 def _command(words: Sequence[str]) -> list[str]:
@@ -146,4 +175,8 @@ def _json_lines(path: Path) -> list[Any]:
 
 
 def _read_json(path: Path) -> Any:
-    return json.loads(path.read_bytes()) if path.is_file() else None
+    """Return the content of a file; None if there is none, or no more."""
+    try:
+        return json.loads(path.read_bytes())
+    except FileNotFoundError:
+        return None

@@ -39,7 +39,7 @@ class Desk:
     progress: Progress
     opened: Project | None = None
     folder: Path | None = None  # of images, to begin with
-    running: Training | None = None
+    training: Training | None = None  # that goes on, has ended, or could be resumed
     _before: Project | None = None
     _lock: Lock = field(default_factory=Lock)
 
@@ -120,22 +120,27 @@ class Desk:
         """Start a training, one at a time."""
         with self._lock:
             self._check_idle()
-            self.running = Training.start(form)
+            self.training = Training.start(form)
 
     def resume(self, run: Path) -> None:
         """Continue an interrupted training."""
         with self._lock:
             self._check_idle()
-            self.running = Training.resume(run)
+            self.training = Training.resume(run)
+
+    def offer_to_resume(self, run: Path) -> None:
+        """Show a training that was begun before this studio, and is not finished."""
+        self.training = Training(run)
+        self.progress.say(f"{run} is not finished: the tab Training shows it")
 
     def stop_training(self) -> None:
         """Interrupt the training; it can be resumed."""
-        if self.running:
-            self.running.stop()
+        if self.training:
+            self.training.stop()
 
     def training_state(self) -> dict[str, Any]:
         """Return the state of the training, if there is one."""
-        return self.running.state() if self.running else {"state": "none"}
+        return self.training.state() if self.training else {"state": "none"}
 
     def forming_sheet(self) -> bytes:
         """Return pictures of the clusters as they form, a row for each."""
@@ -166,21 +171,21 @@ class Desk:
             self.stop_training()
 
     def _check_idle(self) -> None:
-        if self.running and self.running.process.poll() is None:
-            raise UsageError(f"{self.running.run} is being trained", hint="stop it first")
+        if self.training and self.training.going:
+            raise UsageError(f"{self.training.run} is being trained", hint="stop it first")
 
 
 def _empty() -> dict[str, Any]:
     """Return the data of a page without clusters."""
     lists = ("defaults", "junk", "corrected", "sheets", "missing", "fits", "clusters", "questions", "failures")
+    more = ("left_out", "verdict", "alike")
     columns = ("path", "confidence", "central", "classes")
     return {
-        **{name: [] for name in lists},
+        **{name: [] for name in (*lists, *more)},
         **{name: {} for name in ("names", "merged", "new_names")},
-        **dict.fromkeys(("bundle", "checkpoint", "root", "confusion")),
+        **dict.fromkeys(("bundle", "checkpoint", "root", "confusion", "tight")),
         **dict.fromkeys(("total", "fixed", "failed"), 0),
         "title": "studio",
-        "verdict": [],
         "kind": "run",
         "source": "",
         "version": __version__,

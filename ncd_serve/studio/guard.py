@@ -11,7 +11,7 @@ from functools import partial
 from typing import Any
 
 from starlette.requests import Request
-from starlette.responses import RedirectResponse, Response
+from starlette.responses import HTMLResponse, RedirectResponse, Response
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 POLICY = (
@@ -24,6 +24,7 @@ HEADERS = {
     "Referrer-Policy": "no-referrer",
     "Cross-Origin-Resource-Policy": "same-origin",
 }
+_GO_ON = '<!doctype html><title>studio</title><meta http-equiv="refresh" content="0;url=/">'
 
 
 class Guard:
@@ -46,10 +47,13 @@ class Guard:
     def _refusal(self, request: Request) -> Response | None:
         host, origin = request.headers.get("host", ""), request.headers.get("origin")
         foreign = origin is not None and origin.partition("://")[2] not in self._hosts
-        if host not in self._hosts or foreign or request.headers.get("sec-fetch-site") == "cross-site":
+        enters = self._is_token(request.query_params.get("token")) and request.url.path == "/"
+        linked = request.headers.get("sec-fetch-site") == "cross-site"
+        if host not in self._hosts or foreign or (linked and not enters):
             return Response("not here\n", 403, headers=HEADERS)
-        if self._is_token(request.query_params.get("token")) and request.url.path == "/":
-            response = RedirectResponse("/", 303, headers=HEADERS)
+        if enters:
+            # After a click in another page, as a notebook's, a redirection would be that page's, and get no cookie.
+            response = HTMLResponse(_GO_ON, headers=HEADERS) if linked else RedirectResponse("/", 303, headers=HEADERS)
             response.set_cookie(self._cookie, self._token, httponly=True, samesite="strict", path="/")
             return response
         bearer = request.headers.get("authorization", "").removeprefix("Bearer ")

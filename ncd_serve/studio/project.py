@@ -40,14 +40,17 @@ _KEPT_SHEETS = 400  # some 60 MB
 class Project:
     """An opened run or bundle. Images are known to the page by their numbers in the order of its sheets."""
 
-    def __init__(self, source: Path, *, progress: Progress, shown: Collection | None = None) -> None:
+    def __init__(
+        self, source: Path, *, progress: Progress, images: Path | None = None, shown: Collection | None = None
+    ) -> None:
         self.source = source
         self.key = secrets.token_hex(4)  # of its pictures' addresses: browsers keep those
-        self._shown = shown or read_source(source, progress=progress)
+        self._shown = shown or read_source(source, images=images, progress=progress)
         kind = None if len(self._shown.paths) <= MAX_TSNE_IMAGES else MapKind.PCA
         self._layout = lay_out(self._shown, kind=kind, progress=progress)
         missing = [number for number, row in enumerate(self._layout.order) if not self._shown.files[row].is_file()]
         self._facts = page_data(self._shown, self._layout, missing=missing, title=title_of(source))
+        self._pictures = self._shown.pictures
         self._sheets: OrderedDict[int, bytes] = OrderedDict()
         self._lock, self._model_lock = Lock(), Lock()
         self._runner: OnnxRunner | None = None
@@ -81,7 +84,7 @@ class Project:
         if not 0 <= number < len(self._layout.sheets):
             raise DataError(f"no sheet {number}")
         size = tile_size(len(self._shown.paths))
-        content, _ = draw_sheet(self._layout.sheets[number], files=self._shown.files, size=size)
+        content, _ = draw_sheet(self._layout.sheets[number], files=self._pictures, size=size)
         with self._lock:
             self._sheets[number] = content
             while len(self._sheets) > _KEPT_SHEETS:

@@ -52,7 +52,7 @@ def test_the_codes_are_the_documented_ones() -> None:
         (
             ("train", "--labelled", "here", "--recipe", "cub200"),
             2,
-            ("--labelled and --unlabelled must be given together",),
+            ("no unlabelled images to discover classes in", "hint: add --unlabelled DIR"),
         ),
         (("train", "--dataset", "cub200", "--manifest", "x.csv"), 2, ("cannot be mixed",)),
         (("train", "--manifest", "x.csv"), 3, ("cannot read", "x.csv")),

@@ -3,24 +3,30 @@
 from __future__ import annotations
 
 import json
-import shutil
+import re
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
+from PIL import Image
 from selenium.webdriver import ActionChains, Chrome, Keys
 from selenium.webdriver.common.by import By
 from selenium.webdriver.remote.webelement import WebElement
 from selenium.webdriver.support.wait import WebDriverWait
 
 from ncd_serve.fit import Fit
-from ncd_serve.gallery import MapKind, build_gallery, read_source
+from ncd_serve.gallery import Collection, MapKind, build_gallery, read_source
+from ncd_serve.gallery.collection import GivenNames
+from ncd_serve.naming import WRONG
 from ncd_serve.prediction import Prediction
 from ncd_serve.rows.tables import write_rows
 from ncd_serve.triton import TritonServer
+from ncd_serve.verdict import Verdict
 from tests.browser import console_errors, find, open_browser, press, remote_requests, words
+from tests.serve.patterns import export, make_bundle
 from tests.serve.small_gallery import CHECKPOINT, HOSTILE_CLASS, SCRIPT, make_page, make_run
 
 HOSTILE_NAME = '"><img src=x onerror=alert(1)>'
@@ -103,6 +109,7 @@ def test_names_are_only_names(browser: Chrome) -> None:
     press(browser, Keys.ESCAPE)
     find(browser, "#clear").click()
     assert f"resembles {HOSTILE_CLASS} 100 %" in words(browser, "#cluster-0 .facts")
+    assert not browser.find_elements(By.CSS_SELECTOR, ".facts button"), "what it is like is no name for it"
     find(browser, "#cluster-0 .name").send_keys(HOSTILE_CLASS)
     find(browser, "#cluster-1 .name").send_keys(HOSTILE_NAME)
     assert find(browser, ".legend-entry .label").text == HOSTILE_NAME
@@ -237,6 +244,32 @@ def test_a_new_batch_shows_first_what_fits_nowhere(one_browser: Chrome, tmp_path
     assert console_errors(one_browser) == []
 
 
+def test_a_long_list_has_tiles_near_the_window_alone(one_browser: Chrome, tmp_path: Path) -> None:
+    Image.new("RGB", (8, 8), "red").save(tmp_path / "red.png")
+    shown = Collection(
+        kind="run",
+        source=tmp_path,
+        naming=GivenNames(["cluster-0"]),
+        root=tmp_path,
+        paths=[f"{number}.png" for number in range(2000)],
+        files=[tmp_path / "red.png"] * 2000,
+        cluster_ids=np.zeros(2000, np.int64),
+        confidences=np.linspace(1, 0, 2000, dtype=np.float32),
+        counts=np.array([2000]),
+    )
+    one_browser.get(build_gallery(shown, tmp_path / "page.html").path.as_uri())
+    press(one_browser, "j", "a")
+
+    def paths() -> list[str]:
+        tiles = "return [...document.querySelectorAll('#cluster-0 .tile')].map((tile) => tile.title.split(',')[0])"
+        return [str(path) for path in one_browser.execute_script(tiles)]
+
+    WebDriverWait(one_browser, 20).until(lambda _: 20 < len(paths()) < 1000 and paths()[0] == "0.png")
+    one_browser.execute_script("scrollTo(0, document.body.scrollHeight)")
+    WebDriverWait(one_browser, 20).until(lambda _: 20 < len(paths()) < 1000 and paths()[-1] == "1999.png")
+    assert console_errors(one_browser) == []
+
+
 def test_known_classes_keep_their_names(one_browser: Chrome, tmp_path: Path) -> None:
     one_browser.get(make_page(tmp_path, fixed=1, checkpoint="open world").as_uri())
     assert find(one_browser, "#cluster-0 .name").get_property("readOnly")
@@ -275,6 +308,69 @@ def test_clusters_of_one_name_are_offered_to_be_merged(browser: Chrome) -> None:
     find(browser, "#undo").click()
     assert find(browser, "#cluster-1 .name").get_property("value") == ""
     assert not find(browser, "#undo").is_enabled()
+    find(browser, "#redo").click()
+    assert find(browser, "#cluster-1 .name").get_property("value") == "heron"
+    find(browser, "#redo").click()
+    assert words(browser, "#cluster-1 .state") == "merged into heron" and not find(browser, "#redo").is_enabled()
+
+
+def test_the_next_image_to_look_at_and_what_an_answer_does(browser: Chrome) -> None:
+    assert words(browser, "#question .count") == "1 open question"
+    own, other = (
+        side.get_attribute("data-cluster") for side in browser.find_elements(By.CSS_SELECTOR, "#question .side")
+    )
+    assert "1 more image between these two" in words(browser, "#question .answers")
+    find(browser, f"#question .side[data-cluster='{other}']").click()
+    assert words(browser, "#question .effect").startswith("1 image like this one is in ")
+    find(browser, "#question .effect button").click()
+    assert not find(browser, "#questions").is_displayed()
+    assert len(browser.find_elements(By.CSS_SELECTOR, f"#cluster-{other} .tile.corrected")) == 2
+    press(browser, "u", "u")
+    assert find(browser, f"#question .side[data-cluster='{own}']").is_displayed()
+
+
+def test_the_verdict_leads_to_what_it_is_about(one_browser: Chrome, tmp_path: Path) -> None:
+    run = make_run(tmp_path / "run")
+    verdict = Verdict(
+        images=24, clusters=3, expected=0.72, silhouette=0.1, agreement=0.9, tight=[1, 2], alike=[(0, 1)], nowhere=1
+    )
+    (run / "summary.json").write_text(json.dumps({"verdict": verdict.model_dump()}))
+    shown = read_source(run)
+    assert shown.fits is not None
+    shown.fits[:] = [*[0] * 23, 2]
+    one_browser.get(build_gallery(shown, tmp_path / "page.html", kind=MapKind.PCA).path.as_uri())
+    assert words(one_browser, "#verdict p") == (
+        "Expect about 7 of 10 images in the right cluster: 2 of 3 clusters are tight; "
+        "cluster-0 and cluster-1 look like one; 1 image fits nowhere."
+    )
+    assert [words(one_browser, f"#cluster-{number} .tightness") for number in (0, 1)] == ["not tight", "tight"]
+    compare, nowhere = one_browser.find_elements(By.CSS_SELECTOR, "#verdict button")
+    assert compare.text == "Compare cluster-0 and cluster-1"
+    nowhere.click()
+    assert find(one_browser, "#matches").text == "1 image in 1 cluster"
+    find(one_browser, "#clear").click()
+    compare.click()
+    assert len(one_browser.find_elements(By.CSS_SELECTOR, "#choose-list section .tile")) == 8 + 12
+    find(one_browser, "#merge-yes").click()
+    assert words(one_browser, "#cluster-0 .state") == "merged into cluster-1"
+    assert len(one_browser.find_elements(By.CSS_SELECTOR, "#verdict button")) == 1
+    assert console_errors(one_browser) == []
+
+
+def test_images_that_a_generation_left_out_are_shown(one_browser: Chrome, tmp_path: Path) -> None:
+    shown = read_source(make_run(tmp_path / "run"))
+    (tmp_path / "run" / "images" / "old.png").write_bytes(shown.files[1].read_bytes())
+    corrected = {"old.png": WRONG, shown.paths[1]: WRONG}  # the second one is in this generation
+    shown = replace(shown, naming=replace(shown.naming, images=corrected))
+    one_browser.get(build_gallery(shown, tmp_path / "page.html", kind=MapKind.PCA).path.as_uri())
+    assert words(one_browser, "#left-out").startswith("Left out: 1 image in no cluster Somebody said so")
+    tile = find(one_browser, "#left-out .tile")
+    assert tile.get_attribute("aria-label") == "old.png" and words(one_browser, "#cluster-wrong .facts").startswith(
+        "1 im"
+    )
+    one_browser.execute_script("arguments[0].scrollIntoView()", tile)
+    WebDriverWait(one_browser, 20).until(lambda _: "blob:" in tile.value_of_css_property("background-image"))
+    assert console_errors(one_browser) == []
 
 
 def test_keyboard_alone(browser: Chrome, downloads: Path) -> None:
@@ -324,16 +420,12 @@ def test_a_phone(page: Path) -> None:
 @pytest.mark.triton
 def test_a_name_typed_in_the_page_is_what_triton_answers(
     triton: None,
-    bundle: Path,
-    repository: Path,
-    glyphs: Path,
     one_browser: Chrome,
     downloads: Path,
     tmp_path: Path,
     ncd: Any,
 ) -> None:
-    shutil.copytree(bundle, tmp_path / "bundle")
-    shutil.copytree(repository, tmp_path / "model_repository")
+    export(make_bundle(tmp_path / "bundle"), tmp_path / "model_repository", "ncd_global")
     done = ncd("gallery", tmp_path / "bundle", "--map", "pca")
     assert done.returncode == 0, done.stderr
     one_browser.get(Path(done.stdout.strip()).as_uri())
@@ -344,8 +436,9 @@ def test_a_name_typed_in_the_page_is_what_triton_answers(
     assert applied.returncode == 0, applied.stderr
     with TritonServer(tmp_path / "model_repository") as server:
         server.wait_ready(120)
-        asked = ncd("query", glyphs / "train", "--url", f"grpc://{server.grpc_url}", "--out", tmp_path / "rows.jsonl")
+        asked = ncd("query", tmp_path / "pile", "--url", f"grpc://{server.grpc_url}", "--out", tmp_path / "rows.jsonl")
     assert asked.returncode == 0, asked.stderr
+    assert re.search(r"answered by .*ncd_global.*, version 2\b", asked.stderr), asked.stderr
     rows = [json.loads(line) for line in (tmp_path / "rows.jsonl").read_text().splitlines()]
     named = {row["cluster_name"] for row in rows if row["cluster_id"] == int(largest)}
     assert named == {"Möwe <b>"}

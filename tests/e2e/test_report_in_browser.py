@@ -39,6 +39,9 @@ def test_the_page_of_a_finished_run(browser: Chrome, tiny_run: Path) -> None:
     assert sorted(values(browser, "scores")) == sorted(scores)
     quality = [branch[name] for branch in summary["pseudo_labels"].values() for name in ("precision", "recall")]
     assert {str(value) for value in quality} <= set(values(browser, "pseudo-labels"))
+    opens_with = browser.find_elements(By.CSS_SELECTOR, ".found, .verdict, .verdict + details, .tiles")
+    assert [part.tag_name for part in opens_with] == ["ol", "p", "details", "dl"]
+    assert opens_with[1].text.startswith("Without labels: expect about") and opens_with[2].get_attribute("open") is None
     first = browser.find_element(By.CSS_SELECTOR, ".tiles .value").text
     assert first == f"{summary['scores']['unlabelled-train']['acc']:.3f}"
 

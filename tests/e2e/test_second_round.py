@@ -15,7 +15,8 @@ import tritonclient.grpc as grpc
 
 from ncd_serve.bundle import Bundle
 from ncd_serve.client.client import Client
-from ncd_serve.runners import Answer
+from ncd_serve.rows.assignment import assign_images
+from ncd_serve.runners import Answer, OnnxRunner
 from ncd_serve.triton import TritonServer
 from tests.contract.test_exit_codes import assert_kind
 from tests.export.folders import unchanged
@@ -98,6 +99,11 @@ def test_the_loop_is_walked_by_copying_last_lines_while_a_server_answers(triton:
             assert server.probe.load("ncd_global") is None and server.probe.load("ncd_global_jpeg") is None
             second = client.answer(images)
             assert client.cluster_names == [*NAMES, "owl"], "a client that was opened before knows the new name"
+            files = save(place / "later", NEW, 10, seed=9) + save(place / "later", KNOWN, 10, seed=9)
+            rows = list(client.assign(files))
+            assert [row.cluster_name for row in rows] == ["owl"] * 10 + ["auk"] * 10
+            own = assign_images(files, OnnxRunner(Bundle.read(place / "bundle-2")))
+            assert [row.cluster_id for row in rows] == [row.cluster_id for row in own], "as without a server"
             with grpc.InferenceServerClient(server.grpc_url) as raw:
                 facts = raw.get_model_config("ncd_global").config.parameters
             assert facts["ncd_generation"].string_value == "2"
@@ -105,6 +111,11 @@ def test_the_loop_is_walked_by_copying_last_lines_while_a_server_answers(triton:
             assert ncd("export", "bundle", cwd=place).returncode == 0
             assert server.probe.load("ncd_global") is None
             again = client.answer(images)
+            (place / "names.json").write_text('{"clusters": {"0": {"name": "puffin"}}}')
+            assert ncd("name", "apply", "names.json", "bundle", cwd=place).returncode == 0
+            assert server.probe.load("ncd_global") is None
+            client.answer(images)
+            assert client.cluster_names[:2] == ["puffin", "tern"], "and so it does where only names have changed"
     assert asking.failures == [] and len(asking.answers) > 3
     old = np.arange(len(images)) < 5 * CLUSTERS
     assert (second.probabilities.argmax(1) == np.repeat([0, 1, 2, 3], 5)).all()

@@ -75,6 +75,8 @@ def test_the_wheel_holds_all_three_packages_and_their_data(wheel: Path) -> None:
         "ncd_serve/triton/backend/model.py",
         "ncd_serve/triton/jpeg/model.py",
         "ncd_serve/deploy/files/helm/chart/templates/deployment.yaml.jinja",
+        "ncd_serve/gallery/templates/gallery.css",
+        "ncd_serve/studio/templates/studio.js",
         "ncd_training/config/recipes/glyphs.toml",
         "ncd_training/summary/templates/report.html.jinja",
         "ncd_training/summary/templates/report.css",

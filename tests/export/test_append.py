@@ -18,7 +18,7 @@ from ncd_export.append import append_generation, next_folder
 from ncd_export.rename import rename_bundle
 
 from ncd_serve.bundle import Bundle
-from ncd_serve.discovery.find import Candidates, discover
+from ncd_serve.discovery.find import Candidates, discover, mixture_of
 from ncd_serve.discovery.history import generations
 from ncd_serve.errors import DataError, UsageError
 from ncd_serve.files import sha256
@@ -154,6 +154,7 @@ def test_corrections_are_labels_of_the_next_generation(place: Path) -> None:
     assert now.counts.tolist() == [EACH + 2, EACH, EACH - 3, 25]
     assert [change.images for change in second.manifest.changes] == [EACH + 2, EACH, EACH - 3, 0]
     assert len(second.manifest.images) == 3 and not any(Path(wrong).name in path for path in now.paths)
+    assert [file.name for file in now.aside_files()] == [Path(wrong).name], "it is in no cluster, and not lost"
     images, _ = everything()
     after = answers(second.folder, images)
     same(answers(before.folder, images), after, after["cluster_id"] < CLUSTERS)
@@ -169,6 +170,31 @@ def test_corrections_are_labels_of_the_next_generation(place: Path) -> None:
     )
     with unchanged(place), pytest.raises(DataError, match="a correction says that it is in cluster 0"):
         append(place, out="third", accept=place / "candidates.json")
+
+
+def test_corrections_survive_every_later_round(place: Path) -> None:
+    """Two generations later they are about the same files, and can still be taken back."""
+    paths = Bundle.read(place / "bundle").reference().paths
+    moved, wrong, lone = paths[-2], paths[-1], paths[0]
+    said = {moved: 0, wrong: "wrong", lone: CLUSTERS}  # a single image is no cluster yet
+    names = Names.model_validate({"clusters": {CLUSTERS: {"name": "owl"}}, "images": said})
+    rename_bundle(place / "bundle", names, repository=place / "models", name="m")
+    append(place)
+    save(place / "far" / "newer", NEWER, 25, seed=1)
+    third = append_generation(place / "second", place / "far" / "newer", out=place / "third", progress=SILENT)
+    kept = {str(third.reference().root / path): to for path, to in third.manifest.images.items()}
+    pile = Bundle.read(place / "bundle").reference().root
+    owl = CLUSTERS + 2
+    assert kept == {str(pile / moved): 0, str(pile / wrong): "wrong", str(pile / lone): owl}
+    assert third.manifest.new_names == {owl: "owl"}
+    now = third.reference()
+    assert {file.name for file in now.aside_files()} == {Path(wrong).name, Path(lone).name}
+    assert now.counts.tolist() == [EACH, EACH, EACH - 2, 25, 25]
+    path = next(path for path, to in third.manifest.images.items() if to == "wrong")
+    back = Names.model_validate({"clusters": {}, "images": {path: None}})
+    rename_bundle(third.folder, back, repository=place / "models", name="m")
+    after, _ = mixture_of(Bundle.read(third.folder))
+    assert after.counts.tolist() == [EACH, EACH, EACH - 1, 25, 25] and len(after.aside_paths) == 1
 
 
 def test_a_batch_of_old_images_has_nothing_to_append(place: Path) -> None:
@@ -243,15 +269,18 @@ def test_a_batch_of_one_image(place: Path) -> None:
         append_generation(place / "bundle", one, out=place / "third", progress=SILENT)
 
 
-@pytest.mark.parametrize("seconds", [1.5, 2.2])
-def test_a_killed_command_leaves_the_old_generation_and_can_be_typed_again(place: Path, seconds: float) -> None:
+@pytest.mark.parametrize("stage", ["begun", "writing"])
+def test_a_killed_command_leaves_the_old_generation_and_can_be_typed_again(place: Path, stage: str) -> None:
     command = [sys.executable, "-m", "ncd_serve", "train", "--after", "bundle", "--add", "new", "--out", "second"]
     with unchanged(place / "bundle"):
         running = subprocess.Popen(command, cwd=place, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
-        time.sleep(seconds)
+        if stage == "begun":
+            time.sleep(1.0)
+        while stage == "writing" and not any(place.glob(".second*")):
+            assert running.poll() is None
+            time.sleep(0.002)
         os.kill(running.pid, signal.SIGKILL)
-        running.wait()
-    if not (place / "second").exists():
-        append(place)
+        assert running.wait() == -signal.SIGKILL and not (place / "second").exists()
+    append(place)
     assert Bundle.read(place / "second").manifest.generation == 2
     assert [path.name for path in place.iterdir() if path.name.startswith(".second")] == []

@@ -122,7 +122,7 @@ def test_the_configuration_leaves_nothing_to_guess(bundle: Path) -> None:
     config = parsed(Bundle.read(bundle), "cpu")
     (image,) = config.input
     assert (image.name, list(image.dims)) == ("image", [32, 32, 3])
-    names = ["cluster_id", "confidence", "probabilities", "embedding", "fit", "outside"]
+    names = ["cluster_id", "confidence", "probabilities", "embedding", "fit", "outside", "known"]
     assert [output.name for output in config.output] == names
     assert config.output[2].label_filename == "labels.txt" and list(config.output[2].dims) == [5]
     assert config.max_batch_size == 64 and config.HasField("dynamic_batching")

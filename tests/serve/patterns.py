@@ -10,13 +10,15 @@ from typing import Any
 import numpy as np
 import onnx
 from ncd_export.generation import write_first_generation
+from ncd_export.repository import add_to_repository
 from numpy.typing import NDArray
 from onnx import TensorProto, helper, numpy_helper
 from PIL import Image
 
-from ncd_serve.bundle import CARD, HASHED, LABELS, MANIFEST, MODEL, VERIFICATION, BundleManifest
+from ncd_serve.bundle import CARD, HASHED, LABELS, MANIFEST, MODEL, VERIFICATION, Bundle, BundleManifest
 from ncd_serve.files import sha256
 from ncd_serve.mixture import fit_mixture
+from ncd_serve.places import ExportPlace, remember_export
 from ncd_serve.preprocess import PreprocessSpec
 from ncd_serve.reference import REFERENCE, Reference
 
@@ -54,7 +56,7 @@ def make_bundle(folder: Path, **said: Any) -> Path:
         np.concatenate([known, pile]),
         np.concatenate([known_ids, KNOWN + ids]),
         number=KNOWN + CLUSTERS,
-        first_cluster=KNOWN,
+        known=KNOWN,
     )
     reference = Reference(
         checkpoint="0123456789ab",
@@ -95,6 +97,12 @@ def make_bundle(folder: Path, **said: Any) -> Path:
     )
     (folder / MANIFEST).write_text(manifest.model_dump_json())
     return folder
+
+
+def export(bundle: Path, repository: Path, model: str) -> None:
+    """Add the bundle to a repository, which it remembers."""
+    add_to_repository(Bundle.read(bundle), repository, name=model)
+    remember_export(bundle, ExportPlace(repository, model), bundle=bundle)
 
 
 def _write_model(path: Path, centres: NDArray[np.float32]) -> None:

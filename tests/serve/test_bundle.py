@@ -24,12 +24,13 @@ def copy(bundle: Path, tmp_path: Path) -> Path:
 
 def test_a_bundle_reads_and_answers(bundle: Path) -> None:
     runner = OnnxRunner(Bundle.read(bundle))
-    answer, novel, fits, outside = runner.answer(np.zeros((3, 32, 32, 3), np.uint8))
+    answer, novel, fits, outside, known = runner.answer(np.zeros((3, 32, 32, 3), np.uint8))
     assert answer.shape == (3, len(runner.cluster_names))
     assert answer.sum(axis=1) == pytest.approx(1)
     assert novel is None, "a model of novel classes alone does not tell"
     assert fits is not None and fits.shape == (3,) and set(fits) <= {0, 1, 2}
-    assert outside is not None and outside.shape == (3,) and ((outside >= 0) & (outside <= 1)).all()
+    for chances in (outside, known):
+        assert chances is not None and chances.shape == (3,) and ((chances >= 0) & (chances <= 1)).all()
 
 
 def test_a_path_as_text_and_a_device_by_name_do_as_well(bundle: Path) -> None:

@@ -1,6 +1,8 @@
 """A bar on a terminal or in a notebook, a line a minute elsewhere, nothing where nothing is wanted."""
 
 import io
+import json
+from pathlib import Path
 
 import pytest
 from rich.console import Console
@@ -47,3 +49,16 @@ def test_a_step_spins_on_a_terminal_and_is_silent_elsewhere() -> None:
         with Progress(console).status("drawing"):
             pass
         assert ("drawing" in console.file.getvalue()) is shown  # type: ignore[attr-defined]
+
+
+def test_another_process_reads_how_far_it_is(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    seconds = iter([0.0, 10.0, 10.0, 10.1, 20.0, 20.0, 30.0, 30.0, 40.0])
+    monkeypatch.setattr(progress.time, "monotonic", lambda: next(seconds))
+    file = tmp_path / "progress.json"
+    shown = Progress(Console(file=io.StringIO()), file=file)
+    seen = [json.loads(file.read_bytes())["done"] for _ in shown.track("abcd", "spelling", 4)]
+    assert seen == [0, 1, 1, 3], "not more often than a page is drawn"
+    assert not file.exists()
+    with shown.status("drawing"):
+        assert json.loads(file.read_bytes()) == {"what": "drawing", "done": 0, "total": None}
+    assert list(tmp_path.iterdir()) == []

@@ -25,6 +25,11 @@ def example(images: int = 7) -> Reference:
         known_clusters=0,
         counts=np.bincount(np.arange(images) % 3, minlength=4),
         truth=[],
+        aside_paths=["aside/<b>.png"],
+        aside_ids=np.array([2]),
+        aside_confidences=np.array([0.5], np.float32),
+        aside_embeddings=np.ones((1, 4), np.float32),
+        aside_known_ids=np.array([1]),
         matched=["gull", "", "tern", ""],
     )
 
@@ -38,6 +43,8 @@ def test_what_is_written_is_read(tmp_path: Path) -> None:
     assert read.matched == ["gull", "", "tern", ""]
     np.testing.assert_allclose(read.embeddings, written.embeddings, atol=1e-3)
     assert read.confidences.tolist() == written.confidences.tolist()
+    assert (read.aside_paths, read.aside_ids.tolist()) == (["aside/<b>.png"], [2])
+    assert [file.name for file in read.every_file()][-2:] == ["ünï <b>.png", "<b>.png"]
     assert read.files(Path("now"))[0] == Path("now/0/ünï <b>.png")
 
 
@@ -64,7 +71,11 @@ def test_a_file_of_an_older_version_has_no_matching_and_opens(tmp_path: Path) ->
     path = tmp_path / "reference.npz"
     example().write(path)
     with np.load(path) as stored:
-        older = {name: stored[name] for name in stored if name != "matched"}
+        newer = dict(stored)
+    np.savez(path, **{**newer, "aside_ids": np.zeros(0, np.int64)})
+    with pytest.raises(DataError, match="is damaged: its images of no cluster are incomplete"):
+        Reference.read(path)
+    older = {name: newer[name] for name in newer if name != "matched" and not name.startswith("aside")}
     np.savez(path, **older)
     assert Reference.read(path).matched == []
     np.savez(path, **older, matched=["tern"])

@@ -73,6 +73,27 @@ def test_two_folders_to_clusters(folders: dict[str, str], settings: dict[str, An
     assert again.clusters.equals(run.clusters) and again.gallery().read_text().startswith("<!doctype html>")
 
 
+def test_a_pile_alone_is_clustered_and_exported(
+    folders: dict[str, str], settings: dict[str, Any], tmp_path: Path
+) -> None:
+    alone = {"unlabelled": folders["unlabelled"], "settings": settings, "progress": False}
+    with pytest.raises(UsageError, match="the number of classes cannot be estimated") as caught:
+        discover(**alone)
+    assert "--novel-classes N" in (caught.value.hint or "")
+    with pytest.raises(UsageError, match="--pile mixed needs labelled images"):
+        discover(**alone, pile="mixed", novel_classes=2)
+    with pytest.raises(UsageError, match="only the recipe own-images"):
+        discover(**alone, method="rankstat", novel_classes=2)
+
+    run = discover(**alone, novel_classes=2, out=tmp_path / "run")
+    assert run.clusters["size"].sum() == 8 and run.clusters["nearest known class"].isna().all()
+    assert run.verdict[0].startswith("expect about ")
+    assert "no labelled images" in (run.path / "log.txt").read_text()
+    bundle = run.export(repository=tmp_path / "repository")
+    assert bundle.manifest.known_classes == [] and len(bundle.manifest.cluster_names) == 2
+    assert open_run(run.path, progress=False).gallery().exists()
+
+
 def test_tables_without_pandas(tiny_run: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     import builtins
 

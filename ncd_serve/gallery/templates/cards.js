@@ -168,7 +168,7 @@ function clusterLink(id, count = null) {
 }
 
 function cardFacts(cluster) {
-  const { id, confidence, purity, truths, fits, nearest, known, parts } = cluster;
+  const { id, confidence, purity, truths, fits, nearest, known, own, parts } = cluster;
   const muted = (text) => make("span", { class: "muted" }, text);
   const fact = (label, ...words) => make("span", { class: "fact" }, muted(`${label} `), ...words);
   parts.guests = make("span", { class: "fact guests" });
@@ -184,10 +184,15 @@ function cardFacts(cluster) {
     confidence === null ? null : fact("confidence", confidence.toFixed(2)),
     purity === null ? null : fact("purity", percent(purity), muted(` ${classes}`)),
     fits ? fact("fit", ...fitWords(fits)) : null,
+    data.tight && own.length ? tightness(data.tight.includes(id)) : null,
     near.length ? fact("near", ...near) : null,
     known && !isFixed(id) ? fact("resembles", known[0], muted(` ${percent(known[1])}`)) : null,
     parts.guests);
 }
+
+const tightness = (tight) => make("span", {
+  class: `fact tightness count ${tight ? "" : "unusual"}`, title: "by the silhouette of its images: does it stand apart from the other clusters?",
+}, tight ? "tight" : "not tight");
 
 function fitWords(fits) {
   const doubts = data.fits.map((fit, at) => [fit, fits[at]]).filter(([fit, number]) => fit !== "typical" && number);

@@ -5,7 +5,7 @@ const imageCount = images.path.length;
 const byId = new Map(clusters.map((cluster) => [cluster.id, cluster]));
 const clusterOf = new Array(imageCount); // where an image is now, which a person may change
 const modelClusterOf = new Array(imageCount);
-const sheetOf = new Uint32Array(imageCount);
+const sheetOf = new Uint32Array(imageCount + data.left_out.length);
 const missing = new Set(data.missing);
 const live = {}; // what the studio's scripts add: apply, split, start
 

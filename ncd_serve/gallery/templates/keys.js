@@ -1,4 +1,5 @@
-// Keys that work anywhere but in a field.
+// Keys that work anywhere but in a field; those of clusters and images where these are shown.
+const EVERYWHERE = ["s", "t", "?"];
 const KEYS = [
   ["/", "search", () => $("search").focus()],
   ["j", "next cluster", () => stepCluster(1)],
@@ -13,7 +14,7 @@ const KEYS = [
   ["v", "move the selected images to a cluster", () => withSelection(moveSelection)],
   ["c", "make a new category of them", () => withSelection(nameCategory)],
   ["w", "they belong to no cluster", () => withSelection(() => placeSelection(WRONG))],
-  ["g", "go to the map: arrows, Enter, + - 0", () => $("map").focus()],
+  ["g", "go to the map: arrows, Enter, Space, + - 0", () => $("map").focus()],
   ["t", "light or dark", toggleTheme],
   ["?", "this help", () => $("help").showModal()],
 ];
@@ -21,7 +22,7 @@ const KEYS = [
 function makeKeys() {
   const others = [
     ["arrow keys", "from image to image in a group"],
-    ["Space", "select an image, or Ctrl click; Shift click selects all between"],
+    ["Space", "select an image, or Ctrl click; with Shift all between"],
     ["Enter", "open an image, leave a name"],
     ["Esc", "leave a field, close a window"],
   ];
@@ -35,9 +36,10 @@ function onKey(event) {
   if ((event.ctrlKey || event.metaKey) && event.key === "s") return answer(event, save);
   if (document.querySelector("dialog[open]")) return null;
   if (field) return fieldKey(event, field);
-  if ((event.ctrlKey || event.metaKey) && event.key.toLowerCase() === "z") return answer(event, event.shiftKey ? redo : undo);
+  const away = $("clusters-panel").hidden;
+  if ((event.ctrlKey || event.metaKey) && event.key.toLowerCase() === "z") return away ? null : answer(event, event.shiftKey ? redo : undo);
   if (event.ctrlKey || event.metaKey || event.altKey) return null;
-  const found = KEYS.find(([key]) => key === event.key);
+  const found = KEYS.find(([key]) => key === event.key && (!away || EVERYWHERE.includes(key)));
   return found ? answer(event, found[2]) : null;
 }
 

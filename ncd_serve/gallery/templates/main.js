@@ -31,11 +31,47 @@ function makeNotes() {
   const empty = data.defaults.length - clusters.length;
   const is = (count) => (count === 1 ? "is" : "are");
   const notes = [
-    gone && `${counted(gone, "image")} could not be read and ${is(gone)} grey. Moved? --images DIR`,
+    gone && `${counted(gone, "image")} could not be read and ${is(gone)} grey. Were they moved? Give their folder: --images DIR`,
     empty && data.kind !== "rows" && `${counted(empty, "cluster")} without an image ${is(empty)} not shown.`,
   ];
-  const verdict = data.verdict.length ? make("p", { id: "verdict" }, inWords(data.verdict)) : "";
-  $("notes").replaceChildren(verdict, ...notes.filter(Boolean).map((note) => make("p", { class: "note" }, note)));
+  $("notes").replaceChildren(makeVerdict(), ...notes.filter(Boolean).map((note) => make("p", { class: "note" }, note)));
+}
+
+// The verdict in words, and buttons that lead to what it is about.
+function makeVerdict() {
+  if (!data.verdict.length) return "";
+  const ways = make("p", { class: "answers" });
+  const fill = () => ways.replaceChildren(...data.alike.map(compareButton).filter(Boolean), ...outlierButton());
+  namingListeners.push(fill);
+  fill();
+  return make("div", { id: "verdict" }, make("p", {}, inWords(data.verdict)), ways);
+}
+
+function compareButton(pair) {
+  const sides = pair.map((id) => byId.get(id));
+  if (!correctable || sides.some((side) => !side || said[side.id].merge !== null || said[side.id].junk)) return null;
+  const [larger, smaller] = sides.toSorted((one, other) => sizeOf(other) - sizeOf(one));
+  return make("button", { type: "button", class: "chip", click: () => { $("choose").showModal(); compareSides(smaller, larger); } },
+    `Compare ${nameOf(smaller.id)} and ${nameOf(larger.id)}`);
+}
+
+function outlierButton() {
+  const [farthest] = data.fits.slice(-1);
+  const some = images.fit?.includes(data.fits.length - 1);
+  return some ? [make("button", { type: "button", class: "chip", click: () => { $("fit").value = farthest; applyFilters(); } },
+    "Show what fits nowhere")] : [];
+}
+
+function makeLeftOut() {
+  const { length } = data.left_out;
+  if (!length) return;
+  $("left-out").hidden = false;
+  $("left-out-title").textContent = `Left out: ${counted(length, "image")} in no cluster`;
+  $("left-out").querySelector(".tiles").replaceChildren(...data.left_out.map((path, at) => {
+    const picture = makePicture(imageCount + at);
+    for (const [name, value] of [["role", "img"], ["aria-label", path], ["title", path]]) picture.setAttribute(name, value);
+    return picture;
+  }));
 }
 
 function makeOutliers() {
@@ -113,6 +149,7 @@ makeQuestions();
 makeKeys();
 makeNotes();
 makeOutliers();
+makeLeftOut();
 makeFailures();
 listen();
 namingListeners.push((moved) => {

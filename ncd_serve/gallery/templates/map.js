@@ -200,12 +200,19 @@ function mapKeys(event) {
   const steps = { ArrowLeft: [-1, 0], ArrowRight: [1, 0], ArrowUp: [0, -1], ArrowDown: [0, 1] };
   if (steps[event.key]) select(neighbour(...steps[event.key]));
   else if (event.key === "Enter" && map.selected !== null) openFromMap(map.selected);
+  else if (event.key === " " && map.selected !== null) selectOnMap();
   else if (event.key === "+" || event.key === "=") zoom(1.25);
   else if (event.key === "-") zoom(0.8);
   else if (event.key === "0") resetMap();
   else return;
   event.preventDefault();
   event.stopPropagation();
+}
+
+function selectOnMap() {
+  if (!correctable) return;
+  toggleChosen(map.selected);
+  showSelection();
 }
 
 // The nearest image in a direction: what lies to the side counts as farther away.

@@ -7,12 +7,17 @@ function clickTile(event, tile) {
   if (!correctable || !(event.ctrlKey || event.metaKey || event.shiftKey || selecting || selection.size)) {
     return openDetail(image, imagesAround(tile));
   }
-  const around = imagesAround(tile);
+  return chooseTile(tile, event.shiftKey);
+}
+
+// Select an image or not; or with it all between it and the one before.
+function chooseTile(tile, between) {
+  const [image, around] = [Number(tile.dataset.image), imagesAround(tile)];
   const [from, to] = [around.indexOf(lastChosen), around.indexOf(image)].sort((one, other) => one - other);
-  if (event.shiftKey && from >= 0) around.slice(from, to + 1).forEach((each) => selection.add(each));
+  if (between && from >= 0) around.slice(from, to + 1).forEach((each) => selection.add(each));
   else toggleChosen(image);
   lastChosen = image;
-  return showSelection();
+  showSelection();
 }
 
 function toggleChosen(image) {
@@ -65,8 +70,6 @@ function makeSelection() {
     if (event.key === "Escape" && selection.size && !document.querySelector("dialog[open]")) clearSelection();
     if (event.key !== " " || !tile || !correctable) return;
     event.preventDefault();
-    toggleChosen(Number(tile.dataset.image));
-    lastChosen = Number(tile.dataset.image);
-    showSelection();
+    chooseTile(tile, event.shiftKey);
   });
 }

@@ -9,6 +9,10 @@ const chosenFiles = new Set();
 let numbered = 0; // images that were asked about
 let candidates = []; // { images: their numbers, nearest }
 let lookedAt = 0; // answers when candidates were looked for
+const typedNames = new Map(); // in the fields of groups, which are drawn again while more images are answered
+const openGroups = new Set(); // that show all their images
+const SHOWN = 120; // images of a group that is not opened
+const REDRAW_SECONDS = 1;
 
 function makeNewImages() {
   $("pick-files").addEventListener("click", () => $("files").click());
@@ -44,6 +48,7 @@ async function askAbout(files) {
   const progress = $("new-progress");
   Object.assign(progress, { hidden: false, max: Math.max(1, wanted.length), value: 0 });
   const queue = [...wanted];
+  let drawn = Date.now();
   const worker = async () => {
     for (let file = queue.shift(); file; file = queue.shift()) {
       const number = numbered++;
@@ -55,7 +60,10 @@ async function askAbout(files) {
         queue.length = 0;
       }
       progress.value += 1;
-      if (progress.value % 20 === 0) showAnswers();
+      if (Date.now() - drawn > 1000 * REDRAW_SECONDS) {
+        showAnswers();
+        drawn = Date.now();
+      }
     }
   };
   await Promise.all(Array.from({ length: AT_ONCE }, worker));
@@ -86,16 +94,18 @@ function showAnswers() {
     if (!groups.has(key)) groups.set(key, []);
     groups.get(key).push(answer);
   }
-  $("new-summary").textContent = answersInWords();
+  setText("new-summary", answersInWords());
   const order = (key) => (typeof key === "object" ? -2 : key === "nowhere" ? -1 : key === "unreadable" ? Infinity
     : typeof key === "string" ? 1 : -groups.get(key).length / 1e9);
+  const typing = document.activeElement?.dataset.slot;
   $("new-groups").replaceChildren(...[...groups.keys()].sort((one, other) => order(one) - order(other))
     .map((key) => answerGroup(key, groups.get(key))));
+  if (typing) [...$("new-groups").querySelectorAll("input")].find(({ dataset }) => dataset.slot === typing)?.focus();
 }
 
 function answersInWords() {
   const outliers = answers.filter(({ row }) => row.fit === "outlier").length;
-  const fits = outliers ? `${outliers} like no image of training` : "all are like images of training";
+  const fits = outliers ? `${counted(outliers, "image")} of them like no image of training` : "each is near a cluster";
   const found = !areEnough() ? `new categories are looked for in ${ENOUGH} images or more`
     : lookedAt < answers.length ? "looking for new categories…"
     : candidates.length > 1 ? `${candidates.length} groups may be new categories`
@@ -112,11 +122,15 @@ function groupTitle(key, list) {
 function answerGroup(key, list) {
   const isCandidate = typeof key === "object";
   const cluster = byId.get(key);
-  const name = make("input", { type: "text", maxlength: 200, placeholder: "Name of a new category", "aria-label": "Name of a new category", autocomplete: "off" });
+  const slot = `${groupTitle(key, list)} ${isCandidate ? list[0].number : ""}`;
+  const name = make("input", {
+    type: "text", maxlength: 200, placeholder: "Name of a new category", "aria-label": "Name of a new category", autocomplete: "off",
+    "data-slot": slot, value: typedNames.get(slot), input: () => typedNames.set(slot, name.value),
+  });
   const keep = make("form", { class: "answers", submit: (event) => {
     event.preventDefault();
     const picked = list.filter(({ file }) => chosenFiles.has(file));
-    keepCategory(event.submitter, name.value, picked.length ? picked : list);
+    keepCategory(event.submitter, slot, picked.length ? picked : list);
   } }, name, make("button", {}, "Make a category of these"));
   const always = isCandidate || key === "nowhere";
   const never = key === "unreadable" || list[0].kept !== undefined;
@@ -125,7 +139,17 @@ function answerGroup(key, list) {
   const about = counted(list.length, "image") + (isCandidate ? ` that are alike, nearest to ${key.nearest}` : "");
   return make("section", { class: `box${isCandidate ? " candidate" : key === "nowhere" ? " nowhere" : ""}`, click: offer },
     make("h2", {}, cluster ? makeMark(cluster) : null, ` ${groupTitle(key, list)} `, make("span", { class: "muted" }, about)),
-    keep, make("div", { class: "answer-list" }, ...list.map(answerTile)));
+    keep, answerTiles(slot, list));
+}
+
+function answerTiles(slot, list) {
+  const shown = openGroups.has(slot) ? list : list.slice(0, SHOWN);
+  const tiles = make("div", { class: "answer-list" }, ...shown.map(answerTile));
+  if (shown.length < list.length) {
+    tiles.append(make("button", { type: "button", class: "plain", click: () => { openGroups.add(slot); showAnswers(); } },
+      `Show all ${grouped(list.length)}`));
+  }
+  return tiles;
 }
 
 function answerTile({ file, row, picture }) {
@@ -137,7 +161,8 @@ function answerTile({ file, row, picture }) {
   return button;
 }
 
-async function keepCategory(button, name, list) {
+async function keepCategory(button, slot, list) {
+  const name = typedNames.get(slot) ?? "";
   const query = (file) => `category=${encodeURIComponent(name)}&name=${encodeURIComponent(file.name)}`;
   const kept = await busy(button, "Keeping…", async () => {
     let last = null;
@@ -145,6 +170,7 @@ async function keepCategory(button, name, list) {
     return last;
   });
   if (!kept) return;
+  typedNames.delete(slot);
   for (const answer of list) {
     answer.kept = name.trim();
     chosenFiles.delete(answer.file);

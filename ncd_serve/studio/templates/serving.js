@@ -21,9 +21,9 @@ async function watchServing() {
 }
 
 function showServing({ running, possible, model, repository, url, versions = [], activity, lines }) {
-  $("serving-words").textContent = running
+  setText("serving-words", running
     ? `Model ${model}, version ${versions.join(", ") || "loading"}, answers on ${url} (${repository}).`
-    : possible ?? `No server runs on ${repository}.`;
+    : possible ?? `No server runs on ${repository}.`);
   $("serving-start").hidden = running || Boolean(possible);
   $("serving-stop").hidden = !running;
   const ms = (value) => (value === undefined ? "-" : `${value.toFixed(1)} ms`);

@@ -1,3 +1,7 @@
+KEYS.splice(KEYS.findIndex(([key]) => key === "x"), 0, ["d", "divide it into groups", () => withCurrent(({ parts }) => {
+  if (!parts.split.hidden) parts.split.click();
+})]);
+
 // A cluster in parts: proposals by the studio, shown in thumbnails; any part can become a category of its own.
 live.split = async (cluster) => {
   const { parts } = cluster;

@@ -31,6 +31,11 @@ async function keepWatching() {
   }
 }
 
+Object.keys(TABS).forEach((name, order) => {
+  KEYS.push([String(order + 1), `open the tab ${$(`tab-${name}`).textContent}`, () => { showTab(name); $(`tab-${name}`).focus(); }]);
+  EVERYWHERE.push(String(order + 1));
+});
+
 live.start = () => {
   for (const name of Object.keys(TABS)) $(`tab-${name}`).addEventListener("click", () => showTab(name));
   document.querySelector(".tabs").addEventListener("keydown", tabKeys);

@@ -2,6 +2,7 @@
 function makeTraining() {
   const form = $("training-form");
   form.elements.unlabelled.value = data.live.folder;
+  makeFolders();
   for (const name of ["labelled", "unlabelled"]) form.elements[name].addEventListener("input", suggestFolders);
   $("plan").addEventListener("click", () => form.reportValidity() && showPlan());
   form.addEventListener("submit", (event) => { event.preventDefault(); startTraining(); });
@@ -53,25 +54,37 @@ async function watchTraining() {
 
 const STATES = {
   running: "is being trained", finished: "is trained", stopped: "was stopped, and can be resumed", failed: "has failed",
+  elsewhere: "is being trained by another process",
 };
 
-function showTraining({ state, run, lines, epochs, forming, verdict = [], error, hint }) {
+function showTraining({ state, run, lines, progress, epochs, forming, verdict = [], error, hint }) {
   $("training-state").hidden = state === "none";
   if (state === "none") return;
   shownRun = run;
   const going = state === "running";
-  $("training-title").textContent = `${run} ${STATES[state]}`;
-  $("training-words").textContent = error ? [error, hint].filter(Boolean).join(". ")
+  setText("training-title", `${run} ${STATES[state]}`);
+  setText("training-words", error ? [error, hint].filter(Boolean).join(". ")
     : verdict.length ? inWords(verdict)
-    : going && !epochs.length ? "Preparing: images are read, features computed…" : epochs.length ? `epoch ${epochs.length}` : "";
+    : going && !epochs.length ? "Preparing: images are read, features computed…" : epochs.length ? `epoch ${epochs.length}` : "");
+  showStep(going, progress);
   $("training-stop").hidden = !going;
   $("training-resume").hidden = state !== "stopped" && state !== "failed";
   $("training-open").hidden = state !== "finished";
   $("train").disabled = going;
-  $("training-log").textContent = lines.join("\n");
+  setText("training-log", lines.join("\n"));
   $("training-state").classList.toggle("going", going);
   drawCurves(epochs);
   showForming(forming);
+}
+
+// What is done now: a bar that moves with every step, or that runs to and fro for a single one.
+function showStep(going, progress) {
+  const bar = $("training-progress");
+  bar.hidden = $("training-step").hidden = !going;
+  if (progress?.total) Object.assign(bar, { max: progress.total, value: progress.done });
+  else bar.removeAttribute("value");
+  const count = progress?.total ? `: ${grouped(progress.done)} of ${grouped(progress.total)}` : "…";
+  setText("training-step", progress ? `${progress.what}${count}` : "");
 }
 
 // One line for each figure of the epochs, each scaled to its own range: what matters is whether it still changes.

@@ -14,6 +14,7 @@ from ncd_serve.discovery.corrections import check_accepted, corrected, correctio
 from ncd_serve.discovery.find import discover, mixture_of
 from ncd_serve.errors import DataError
 from ncd_serve.naming import Names
+from ncd_serve.reference import Reference
 from tests.serve.patterns import CLUSTERS, EACH, KNOWN, make_bundle, save
 
 
@@ -48,6 +49,25 @@ def test_images_count_for_the_cluster_that_a_person_gave_them_to(place: Path) ->
     assert np.array_equal(mixture.means[[*range(KNOWN), KNOWN + 2]], old.means[[*range(KNOWN), KNOWN + 2]])
     again = corrected(after, corrections_of(bundle, after))
     assert again is after, "what was learned is not learned twice"
+    assert after.aside_paths == [wrong, own] and after.aside_ids.tolist() == [0, 0]
+
+
+def test_images_that_are_set_aside_come_back(place: Path) -> None:
+    """In a later generation, whose file has them in no cluster, a correction is taken back and one is changed."""
+    before = Bundle.read(place / "bundle").reference()
+    back, elsewhere, stays = before.paths[:3]
+    after, mixture = mixture_of(said(place, dict.fromkeys((back, elsewhere, stays), "wrong")))
+    after.write(place / "later.npz")
+    later = Reference.read(place / "later.npz")
+    assert later.aside_paths == [back, elsewhere, stays] and later.counts.tolist() == [EACH - 3, EACH, EACH]
+    root = later.root
+    now = corrected(later, {str(root / elsewhere): 1, str(root / stays): "wrong"})
+    assert now.counts.tolist() == [EACH - 2, EACH + 1, EACH] and now.aside_paths == [stays]
+    assert now.cluster_ids[[now.paths.index(back), now.paths.index(elsewhere)]].tolist() == [0, 1]
+    old, new = before.mixture(), corrected(later, {}).mixture()
+    assert old is not None and new is not None and not np.allclose(mixture.means, old.means, atol=1e-3)
+    np.testing.assert_allclose(new.means, old.means, atol=1e-3)
+    np.testing.assert_allclose(new.weights, old.weights, atol=1e-3)
 
 
 def test_an_image_that_a_person_judged_is_not_new(place: Path) -> None:

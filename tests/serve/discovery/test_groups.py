@@ -13,7 +13,7 @@ from tests.serve.test_mixture import images_of
 
 def model(classes: int = 8) -> tuple[Mixture, np.ndarray, np.ndarray]:
     embeddings, ids = images_of(classes)
-    mixture = fit_mixture(embeddings, ids, number=classes, first_cluster=5)
+    mixture = fit_mixture(embeddings, ids, number=classes, known=5)
     return mixture, mixture.project(embeddings), ids
 
 

@@ -4,6 +4,20 @@ import torch
 from ncd_training.config.schema import PseudoLabelConfig
 from ncd_training.model.backbone import build_trunk
 from ncd_training.model.branches import DualBranchModel
+from ncd_training.model.trunk import cubic_mean
+
+
+def test_images_are_described_by_the_cubic_mean_of_parts_or_by_the_class_token() -> None:
+    parts = torch.tensor([[[[1.0, 2.0], [0.0, 0.0]], [[2.0, 2.0], [2.0, 2.0]]]])
+    torch.testing.assert_close(cubic_mean(parts), torch.tensor([[(9 / 4) ** (1 / 3), 2.0]]))
+    torch.manual_seed(0)
+    for backbone in ("small_resnet", "efficientnet_lite0"):
+        tail = build_trunk(backbone, resolution=64).tail.eval()
+        model = DualBranchModel(build_trunk(backbone, resolution=64), known=2, novel=2).eval()
+        maps = model.to_maps(torch.randint(0, 256, (2, 3, 64, 64), dtype=torch.uint8))
+        torch.testing.assert_close(tail.describe(maps), cubic_mean(tail(maps).parts))
+    tail, tokens = build_trunk("vit_small", resolution=32).tail, torch.randn(3, 5, 384)
+    torch.testing.assert_close(tail.describe(tokens), tail(tokens).embedding)
 
 
 def test_a_transformers_tail_learns_what_the_whole_block_would_learn() -> None:

@@ -4,18 +4,21 @@ from __future__ import annotations
 
 import shutil
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
 import pytest
+from ncd_export.repository import add_to_repository
 from ncd_training import open_run
 from ncd_training.api import retrain
 from ncd_training.base.run_dir import RunDir
 from ncd_training.data.carried import Carried
 from ncd_training.data.datasets.glyphs import NOVEL, draw_glyph
-from ncd_training.study.retrain import retrain_setup
+from ncd_training.study.retrain import Undecided, retrain_setup
 
-from ncd_serve.bundle import Bundle
+from ncd_serve.bundle import Bundle, Change
+from ncd_serve.cli.after import show_generation
 from ncd_serve.discovery.find import Candidates
 from ncd_serve.discovery.history import generations
 from ncd_serve.errors import DataError, UsageError
@@ -77,7 +80,9 @@ def test_what_is_trained_has_the_ids_and_names_of_before(place: Path) -> None:
     assert ids == [*range(len(ids))] and len(ids) >= 6 and changes[5].kind == "new"
     gone = [number for number, change in changes.items() if change.kind in ("split", "merged")]
     assert {each.cluster_id for each in run.undecided} == {number for number in gone if number < 2}
-    exported = run.export(repository=place / "models")
+    add_to_repository(Bundle.read(place / "run" / "bundle"), place / "models", name="birds")
+    exported = run.export(repository=place / "models", model_name="birds")
+    assert (place / "models" / "birds" / "2" / "model.onnx").is_file(), "the model that served before goes on"
     about = exported.manifest
     assert (about.generation, len(about.ancestors), len(about.cluster_names)) == (2, 1, len(ids))
     for number, name in enumerate(("auk", "tern")):
@@ -126,3 +131,25 @@ def test_old_images_that_are_gone(place: Path, glyphs: Path, tmp_path: Path) -> 
         assert "can still be appended: that needs no old image" in str(caught.value.hint)
     finally:
         shutil.move(moved, image)
+
+
+def test_a_person_is_asked_about_names_that_no_cluster_clearly_has(capsys: pytest.CaptureFixture[str]) -> None:
+    """Cluster 0 was split: 5 has most of its images; cluster 1 went into 2, which has a name of its own."""
+    facts = {"images": 10, "added": 0, "moved": 10}
+    changes = [
+        Change(cluster_id=0, kind="split", overlap=0.4, like=5, **facts),
+        Change(cluster_id=1, kind="merged", overlap=0.3, like=2, **facts),
+        Change(cluster_id=2, kind="kept", overlap=0.7, **{**facts, "moved": 0}),
+        Change(cluster_id=5, kind="new", overlap=0.4, **facts),
+    ]
+    undecided = [Undecided(0, "auk", "split", 0.4, 5), Undecided(1, "tern", "merged", 0.3, 2)]
+    show_generation(
+        SimpleNamespace(  # type: ignore[arg-type]
+            changes=changes, carried_names={2: "gull"}, undecided=undecided, unnamed={5}, path=Path("runs/birds-2")
+        )
+    )
+    printed = capsys.readouterr().out
+    assert "undecided: 'auk' was cluster 0, now split; cluster 5 overlaps by 40%" in printed
+    assert "undecided: 'tern' was cluster 1, now merged; cluster 2 overlaps by 30%" in printed
+    assert '{"clusters": {"5": {"name": "auk"}}}' in printed, "cluster 2 has a name"
+    assert printed.splitlines()[-1] == "next: ncd-serve export runs/birds-2"

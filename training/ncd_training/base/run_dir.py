@@ -19,7 +19,7 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError
 from safetensors import SafetensorError
 
 from ncd_serve.errors import DataError, UsageError
-from ncd_serve.files import write_json, write_text
+from ncd_serve.files import held, write_json, write_text
 from ncd_serve.reference import REFERENCE
 from ncd_serve.text import first_problem
 from ncd_serve.verdict import SUMMARY, Verdict
@@ -189,6 +189,14 @@ class RunDir:
             raise DataError(
                 f"cannot write: {error}", hint=f"free disk space or make it writable, then {self.next_step}"
             ) from error
+
+    @contextmanager
+    def held(self) -> Iterator[None]:
+        """Keep the run to this process; UsageError if another one is training it."""
+        with held(self.path) as free:
+            if not free:
+                raise UsageError(f"{self.path} is being trained by another process", hint="wait for it, or stop it")
+            yield
 
     def drop_unfinished(self) -> None:
         """Remove large files that a killed process left unfinished."""

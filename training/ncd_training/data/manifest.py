@@ -60,7 +60,7 @@ class Manifest:
 
     def check(self, clusters: int) -> None:
         """Raise DataError if training on these images is impossible, before any heavy work."""
-        if len(self.known_classes) < 2:
+        if len(self.known_classes) == 1:
             raise DataError("there is only one known class", hint="label images of at least two classes")
         if clusters > len(self.unlabelled):
             raise DataError(

@@ -5,6 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING
 
+import numpy as np
+
 from ncd_serve.errors import DataError, UsageError
 from ncd_serve.files import write_text
 from ncd_training.base.run_dir import weights_path
@@ -14,6 +16,8 @@ from ncd_training.data.manifest import Manifest, from_unlabelled
 from ncd_training.data.scan import Findings, load_manifest_of_run, save_manifest, scan
 
 if TYPE_CHECKING:
+    from numpy.typing import NDArray
+
     from ncd_serve.progress import Progress, Track
     from ncd_training.base.run_dir import RunDir
     from ncd_training.config.schema import OptimConfig, PileKind, TrainConfig
@@ -35,9 +39,9 @@ class Setup:
     carried: Carried | None = None  # None: a first generation
 
     @property
-    def labels(self) -> list[int]:
+    def labels(self) -> NDArray[np.int64]:
         """Class numbers of the labelled images."""
-        return [label for _, label in self.manifest.labelled]
+        return np.array([label for _, label in self.manifest.labelled], dtype=np.int64)
 
     @property
     def clusters(self) -> int:
@@ -79,7 +83,31 @@ def list_images(config: TrainConfig, *, track: Track) -> Setup:
     # A CSV file's true classes may show that known ones are among the unlabelled images: that is for reports alone.
     named: PileKind = "mixed" if config.data.dataset and manifest.open_world else "novel"
     data = config.data.model_copy(update={"novel_classes": novel})
-    return Setup(with_pile(config.model_copy(update={"data": data}), config.data.pile or named), manifest)
+    config = config.model_copy(update={"data": data})
+    if not manifest.known_classes:
+        return Setup(without_labels(config), manifest)
+    return Setup(with_pile(config, config.data.pile or named), manifest)
+
+
+def without_labels(config: TrainConfig) -> TrainConfig:
+    """Return the configuration for images none of which is labelled: clusters start from features alone."""
+    if not config.self_labels.weight:
+        raise UsageError(
+            "without labelled images, only the recipe own-images finds classes",
+            hint="give --labelled DIR, or drop --recipe and --method",
+        )
+    if config.data.pile == "mixed":
+        raise UsageError("--pile mixed needs labelled images of the known classes", hint="give --labelled DIR")
+    if config.data.novel_classes == "auto":
+        raise UsageError(
+            "without labelled images, the number of classes cannot be estimated",
+            hint="give --novel-classes N, rather too many than too few: clusters can be merged afterwards",
+        )
+    update = {
+        "loss": config.loss.model_copy(update={"cross_entropy": False}),
+        "optim": config.optim.model_copy(update={"labelled_batch": 0}),
+    }
+    return with_pile(config.model_copy(update=update), "novel")
 
 
 def with_pile(config: TrainConfig, pile: PileKind) -> TrainConfig:

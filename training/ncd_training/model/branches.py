@@ -29,11 +29,14 @@ class BranchOutput(NamedTuple):
     parts: Tensor  # [B, d, h, w]
     embedding: Tensor  # [B, d]
     known_logits: Tensor  # [B, C_known], with a joint or open-world head [B, C_known + C_novel]
-    cluster_logits: Tensor  # [B, C_novel], with an open-world head the same as known_logits
+    cluster_logits: Tensor  # [B, C_novel], with a single head the same as known_logits
 
 
 class Branch(nn.Module):
-    """Branch: projection and pooling (the tail), known head and cluster head; a single head in an open world."""
+    """Branch: projection and pooling (the tail), known head and cluster head.
+
+    It has a single head in an open world, and where no class is known.
+    """
 
     def __init__(
         self,
@@ -49,7 +52,7 @@ class Branch(nn.Module):
         self.tail, self.known = tail, known
         build = CosineHead if form == "cosine" else nn.Linear
         known_width = known + novel if heads == "joint" else known
-        self.known_head = None if heads == "open_world" else build(dim, known_width)
+        self.known_head = None if heads == "open_world" or not known else build(dim, known_width)
         clusters = known + novel if heads == "open_world" else novel
         self.cluster_head = CentreHead(dim, clusters) if form == "centres" else build(dim, clusters)
         self.lower_novel_biases()

@@ -28,7 +28,7 @@ class Outputs:
     clusters: int  # number of clusters of the head
     embedding: NDArray[np.float32]
     known_ids: Ids
-    nearest_known: Ids  # known class with the highest logit; differs from known_ids if the head also has novel classes
+    nearest_known: Ids  # known class with the highest logit, 0 if there is none; the head may have novel classes, too
     cluster_ids: Ids
     confidences: NDArray[np.float32]
 
@@ -81,4 +81,5 @@ def decisions(output: BranchOutput, *, known: int) -> tuple[torch.Tensor, ...]:
     """Return the columns of `Outputs` for a batch, on the model's device; `known` is the number of known classes."""
     logits = output.known_logits
     confidences, cluster_ids = output.cluster_logits.softmax(dim=1).max(dim=1)
-    return output.embedding, logits.argmax(1), logits[:, :known].argmax(1), cluster_ids, confidences
+    nearest = logits[:, :known].argmax(1) if known else torch.zeros_like(cluster_ids)
+    return output.embedding, logits.argmax(1), nearest, cluster_ids, confidences

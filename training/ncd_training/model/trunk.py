@@ -44,6 +44,12 @@ class Tail(nn.Module):
 
     with_parts = True
 
+    @torch.no_grad()
+    def describe(self, maps: Tensor) -> Tensor:
+        """Return the features [B, d] that images are clustered by before training; the embedding, unless overridden."""
+        output: TailOutput = self(maps)
+        return output.embedding
+
 
 class ConvTail(Tail):
     """Last stage of a convolutional network; parts are the locations of its map, the embedding is their mean."""
@@ -56,6 +62,11 @@ class ConvTail(Tail):
         """Return parts and embedding of trunk maps [B, c, H, W]."""
         parts = self.stages(maps)
         return TailOutput(parts, parts.mean(dim=(2, 3)))
+
+    @torch.no_grad()
+    def describe(self, maps: Tensor) -> Tensor:
+        """Return the cubic mean of the parts."""
+        return cubic_mean(self.stages(maps))
 
 
 class PooledTail(Tail):
@@ -76,6 +87,13 @@ class PooledTail(Tail):
             return TailOutput(no_parts(embedding), embedding)
         with torch.no_grad():
             return TailOutput(self._positive(self.parts(features.detach())), embedding)
+
+    @torch.no_grad()
+    def describe(self, maps: Tensor) -> Tensor:
+        """Return the cubic mean of the parts of a convolutional network, the embedding of others."""
+        if self.signed or self.layout.pool_each or self.layout.kind == "NLC":
+            return super().describe(maps)
+        return cubic_mean(self.layout.to_map(self.stages(maps)))
 
     def parts(self, features: Tensor) -> Tensor:
         """Return parts [B, d, h, w]; layers after the pooling are applied to each location alone."""
@@ -162,6 +180,15 @@ class AdapterTail(Tail):
         """Return parts and embedding."""
         adapted = torch.relu(tokens + self.change(tokens))
         return TailOutput(self.layout.to_map(adapted), adapted[:, 0])
+
+
+def cubic_mean(parts: Tensor) -> Tensor:
+    """Return the cubic mean of parts [B, d, h, w], none negative: strong features of a few parts count more.
+
+    On known classes of CUB played as novel, linked clusters find 0.02 to 0.07 more than with the mean, see
+    benchmarks/descriptions.py.
+    """
+    return parts.flatten(2).pow(3).mean(dim=2).pow(1 / 3)
 
 
 def no_parts(embedding: Tensor) -> Tensor:

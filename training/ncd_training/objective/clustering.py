@@ -47,8 +47,10 @@ def class_whitening(features: Tensor, labels: Tensor, *, shrinkage: float) -> Te
     """Return a transform [d, d] after which the labelled classes vary equally in all directions within themselves.
 
     It is the inverse square root of the within-class covariance of `features` [N, d], shrunk towards a multiple of the
-    identity.
+    identity. Without labelled images, it is the identity.
     """
+    if not len(labels):
+        return torch.eye(features.shape[1])
     sums = features.new_zeros(int(labels.max()) + 1, features.shape[1]).index_add_(0, labels, features)
     means = sums / torch.bincount(labels).clamp_min(1).unsqueeze(1)
     rest = (features - means[labels]).double()

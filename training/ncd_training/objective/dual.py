@@ -104,7 +104,7 @@ class DualObjective(Method):
         lesson = super().before_stages(model, material)
         if self.targets is None or not material.config.supervised.epochs:
             return lesson
-        (first, *_), labels = self_labels.branch_features(model, material)
+        first, _, labels = self_labels.described(model, material)
         self._earlier = [first]
         return self_labels.with_clusters(lesson, first, labels, material)
 

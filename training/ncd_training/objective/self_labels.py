@@ -30,6 +30,8 @@ from ncd_training.objective.method import Lesson, mean_over_views
 from ncd_training.objective.recognition import recognise
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from ncd_training.config.schema import SelfLabelConfig, TrainConfig
     from ncd_training.data.carried import Carried
     from ncd_training.model.branches import DualBranchModel
@@ -62,15 +64,30 @@ def due(config: TrainConfig, epoch: int) -> bool:
     return config.self_labels.weight > 0 and epoch > 0 and epoch % config.self_labels.refresh_epochs == 0
 
 
+def described(model: DualBranchModel, material: Material) -> tuple[Tensor, Tensor, Tensor]:
+    """Return what images are clustered by, and embeddings, by the first branch; and labels, as `branch_features`."""
+    first = model.branches[0]
+    (descriptions, embeddings), labels = _seen(
+        model, material, lambda maps: [first.tail.describe(maps), first(maps).embedding]
+    )
+    return descriptions, embeddings, labels
+
+
 def branch_features(model: DualBranchModel, material: Material, *, epoch: int = 0) -> tuple[list[Tensor], Tensor]:
     """Return features of a sample of the labelled images and of all unlabelled ones, by branch; labels of the first."""
+    return _seen(model, material, lambda maps: [output.embedding for output in model(maps)], epoch=epoch)
+
+
+def _seen(
+    model: DualBranchModel, material: Material, see: Callable[[Tensor], list[Tensor]], *, epoch: int = 0
+) -> tuple[list[Tensor], Tensor]:
     config, labels = material.config, material.labels
     some = np.sort(np.random.default_rng(config.optim.seed).permutation(len(labels))[:_MAX_LABELLED_IMAGES])
     features = mean_over_views(
         model,
         material,
         [*some.tolist(), *material.unlabelled_rows],
-        lambda maps: [output.embedding for output in model(maps)],
+        see,
         views=config.self_labels.views,
         epoch=epoch,
     )
@@ -80,15 +97,14 @@ def branch_features(model: DualBranchModel, material: Material, *, epoch: int = 
 def begin(model: DualBranchModel, material: Material, earlier: list[Tensor]) -> Start:
     """Cluster the unlabelled images by their present features and `earlier` ones, and set the cluster heads."""
     config = material.config
-    features, labels = branch_features(model, material)
-    sources = [*earlier, features[0]]  # all branches start from the same tail
-    start = _first_targets(sources, labels, config)
+    descriptions, embedding, labels = described(model, material)
+    start = _first_targets([*earlier, descriptions], labels, config)
     start = start._replace(targets=as_said(start.targets, material.carried, aligned=False))
     width = start.targets.shape[1]
     is_open = config.model.heads == "open_world"
     anchors = F.one_hot(labels, width).float() if is_open else torch.zeros(len(labels), width)
-    for branch, embedding in zip(model.branches, features, strict=True):
-        space = _space(embedding, labels, config.self_labels.shrinkage)
+    space = _space(embedding, labels, config.self_labels.shrinkage)
+    for branch in model.branches:  # all of them start from the same tail
         _start_head(branch.linear_cluster_head, space, embedding[len(labels) :], start.targets, anchors)
     return start
 
@@ -105,7 +121,7 @@ def with_clusters(lesson: Lesson, features: Tensor, labels: Tensor, material: Ma
     targets = as_said(_first_targets([features], labels, config).targets, material.carried, aligned=False)
     sure, ids = targets.max(dim=1)
     kept = sure.argsort(descending=True, stable=True)[: round(config.self_labels.stage_share * len(ids))].sort().values
-    first = 0 if config.model.heads == "open_world" else int(lesson.classes.max()) + 1
+    first = 0 if config.model.heads == "open_world" or not len(labels) else int(lesson.classes.max()) + 1
     rows = np.concatenate([lesson.rows, len(material.labels) + kept.numpy()])
     return Lesson(rows, torch.cat([lesson.classes, first + ids[kept]]))
 

@@ -135,12 +135,13 @@ class Monitor:
             return
         rows = sample_rows(len(manifest.unlabelled), seed=seed, at_most=_TSNE_UNLABELLED_POINTS)
         behind = sample_rows(len(manifest.labelled), seed=seed, at_most=_TSNE_KNOWN_POINTS)
-        known = self._outputs(state, [manifest.labelled[row][0] for row in behind], "known images")
+        paths = [manifest.labelled[row][0] for row in behind]
+        known = self._outputs(state, paths, "known images").embedding if paths else outputs.embedding[:0]
         groups, colour = (clusters, "cluster") if manifest.truth is None else (np.array(manifest.truth), "true class")
         names = manifest.novel_names if manifest.truth is not None else ()
         when = f"after epoch {state.epoch}" if state.epoch else "before discovery"
         draw_tsne(
-            Points(outputs.embedding[rows], groups[rows], names, known.embedding),
+            Points(outputs.embedding[rows], groups[rows], names, known),
             title=f"{manifest.name} {when}: {len(rows):,} unlabelled images by {colour}",
             seed=seed,
             target=self.plots / f"tsne-{name}.png",

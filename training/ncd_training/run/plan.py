@@ -37,10 +37,12 @@ def plan_lines(
 ) -> list[tuple[str, str | None]]:
     """Return the plan as lines with a style each: images, backbone, device, epochs, run directory, initial weights."""
     manifest, config = setup.manifest, setup.config
+    known = f"{len(manifest.labelled):,} labelled images of {len(manifest.known_classes)} known classes"
+    if not manifest.labelled:
+        known = "no labelled images, so clusters follow the backbone's features alone"
     lines: list[tuple[str, str | None]] = [
         (
-            f"{manifest.name}: {len(manifest.labelled):,} labelled images of {len(manifest.known_classes)} "
-            f"known classes, {len(manifest.unlabelled):,} unlabelled images for {setup.clusters} clusters",
+            f"{manifest.name}: {known}, {len(manifest.unlabelled):,} unlabelled images for {setup.clusters} clusters",
             None,
         ),
         (
@@ -132,7 +134,7 @@ def measure_step(
     """
     model, method, optimizer, precision = deepcopy((state.model, state.method, state.optimizer, state.precision))
     trial = replace(state, model=model, method=method, optimizer=optimizer, precision=precision)
-    views, labels = FileViews(setup.manifest.images, setup.config.data), torch.tensor(setup.labels)
+    views, labels = FileViews(setup.manifest.images, setup.config.data), torch.from_numpy(setup.labels)
     if torch.cuda.is_available():
         torch.cuda.reset_peak_memory_stats()
     model.train()

@@ -144,7 +144,7 @@ class SmallRun:
 
     def _train(self, state: TrainState) -> list[dict[str, float]]:
         state.model.train()
-        labels, terms = torch.tensor(self.setup.labels), []
+        labels, terms = torch.from_numpy(self.setup.labels), []
         for step, (rows, views) in enumerate(self._batches):
             unlabelled = rows[_BATCH:] - len(labels)
             draws = generator_for(0, step)

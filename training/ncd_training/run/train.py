@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
@@ -106,7 +106,7 @@ def batch_plan(optim: OptimConfig, manifest: Manifest) -> BatchPlan:
 def gather(setup: Setup, trunk: Trunk, run: RunDir, *, progress: Progress, ranks: Ranks | None = None) -> Material:
     """Return everything a method may use; caches the views if the settings ask for it."""
     views = _views(setup, trunk, run, progress, ranks)
-    labels = torch.tensor(setup.labels)
+    labels = torch.from_numpy(setup.labels)
     unlabelled, config = setup.manifest.unlabelled, setup.config
     return Material(views, labels, unlabelled, config, progress.track, run.stages, setup.carried)
 
@@ -115,11 +115,14 @@ def gather(setup: Setup, trunk: Trunk, run: RunDir, *, progress: Progress, ranks
 def _logged(setup: Setup, run: RunDir, progress: Progress, launch: Launch) -> Iterator[tuple[Progress, Ranks, RunLog]]:
     """Connect the training processes. Only the leader prints, and its messages are logged."""
     ranks = join(launch)
-    if ranks.is_leader:
-        run.drop_unfinished()
-    else:
+    if not ranks.is_leader:
         progress = Progress(Console(quiet=True))
-    with run.writing(), RunLog(run.log if ranks.is_leader else None, progress.console) as log:
+    with ExitStack() as stack:
+        if ranks.is_leader:
+            stack.enter_context(run.held())
+            run.drop_unfinished()
+        stack.enter_context(run.writing())
+        log = stack.enter_context(RunLog(run.log if ranks.is_leader else None, progress.console))
         ranks.agree(f"{setup.config.to_toml()} {setup.manifest}")
         try:
             yield progress, ranks, log
@@ -169,7 +172,7 @@ def _teach_trunk(setup: Setup, run: RunDir, progress: Progress, *, processes: in
     if config.rotations.epochs:
         stages.rotations(FileViews(setup.manifest.images, config.data), len(setup.manifest.images))
     if config.from_labels.epochs:
-        stages.from_labels(FileViews(setup.manifest.images, config.data), torch.tensor(setup.labels))
+        stages.from_labels(FileViews(setup.manifest.images, config.data), torch.from_numpy(setup.labels))
     return state
 
 

@@ -31,6 +31,8 @@ def embed_labelled(
     model: DualBranchModel, manifest: Manifest, spec: PreprocessSpec, *, workers: int, track: Track
 ) -> tuple[Floats, Ids]:
     """Return embeddings and classes of labelled images, of an even sample if there are many."""
+    if not manifest.labelled:
+        return np.zeros((0, model.dim), np.float32), np.zeros(0, np.int64)
     some = manifest.labelled[:: -(-len(manifest.labelled) // _MAX_LABELLED_IMAGES)]
     what = "evaluating labelled images"
     outputs = run_model(model, [path for path, _ in some], spec, workers=workers, track=track, what=what)
@@ -72,7 +74,9 @@ def to_reference(
     number = reference.first_cluster + reference.clusters
     if not np.isfinite(embeddings).all():  # a diverged run, which export refuses
         return reference
-    mixture = fit_mixture(embeddings, classes, number=number, first_cluster=reference.first_cluster)
+    known = len(manifest.known_classes)
+    share = float((reference.cluster_ids < known).mean()) if clusters_are_classes else None
+    mixture = fit_mixture(embeddings, classes, number=number, known=known, open_world_share=share)
     places = mixture.project(labelled[0]).astype(np.float32)
     return replace(reference.with_mixture(mixture), known_places=places, known_place_ids=labelled[1])
 

@@ -32,12 +32,14 @@ from ncd_training.study.class_number import Estimate, balanced_estimate, dtc_est
 from ncd_training.summary.plots import save_figure
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
     from pathlib import Path
 
     from ncd_serve.progress import Progress, Track
     from ncd_training.base.run_dir import RunDir
     from ncd_training.config.schema import TrainConfig
     from ncd_training.data.prepare import Setup
+    from ncd_training.model.branches import Branch
 
 _DEFAULT_MAX_CLASSES = 100
 # Hidden labels of few classes say little about others: with 5 known classes of CIFAR-10, 0.20 of a novel pile and 0.10
@@ -111,7 +113,8 @@ class Look:
         a network trained on some classes can only have others as probes.
         """
         plain = self.setup.with_config(supervised=StageConfig())
-        return _embed(plain, self.run, self.orders[0, self.orders.shape[1] // 2 :], self.progress)
+        taught = self.orders[0, self.orders.shape[1] // 2 :]
+        return _embed(plain, self.run, taught, self.progress, lambda branch, maps: branch.tail.describe(maps))
 
     @cached_property
     def orders(self) -> Ids:
@@ -127,7 +130,7 @@ class Look:
     @cached_property
     def recognition(self) -> Recognition:
         """Known classes among the unlabelled images."""
-        return known_share(self.features, torch.tensor(self.setup.labels), self.setup.config)
+        return known_share(self.features, torch.from_numpy(self.setup.labels), self.setup.config)
 
     def novel_rows(self, share: float) -> Tensor:
         """Return the rows of unlabelled images that are surely novel, if the share of known ones is worth noticing.
@@ -181,7 +184,7 @@ def by_cuts(features: Tensor, labels: Ids, rows: Tensor, orders: Ids, config: Tr
 
 
 def _by_cuts(look: Look) -> Estimate:
-    config, labels = look.setup.config, np.array(look.setup.labels)
+    config, labels = look.setup.config, look.setup.labels
     rows = look.novel_rows(look.recognition.share if config.data.pile != "novel" else 0.0)
     return by_cuts(look.features, labels, rows, look.orders, config, look.progress.track)
 
@@ -193,8 +196,8 @@ def _by_trials(setup: Setup, run: RunDir, progress: Progress) -> Estimate:
     most = settings.most or min(_DEFAULT_MAX_CLASSES, len(setup.manifest.unlabelled) // 2)
     dtc = settings.estimator == "dtc"
     probes = min(len(order) - 2, max(2, round(settings.probe_share * len(order)))) if dtc else 0
-    found_features = _embed(setup, run, order[probes:], progress)
-    features = _geometry(found_features, np.array(setup.labels), order, probes, config.self_labels)
+    found_features = _embed(setup, run, order[probes:], progress, lambda branch, maps: branch(maps).embedding)
+    features = _geometry(found_features, setup.labels, order, probes, config.self_labels)
     found = (dtc_estimate if dtc else gcd_estimate)(
         features.labelled,
         features.labels,
@@ -222,9 +225,11 @@ def _estimate_seed(seed: int) -> int:
     return seed_for(seed, Purpose.ESTIMATE) % 2**32
 
 
-def _embed(setup: Setup, run: RunDir, taught: Ids, progress: Progress) -> Tensor:
-    """Return features [N, d] of all images from a network whose stages are trained on the classes `taught` only."""
-    config, labels = _plain(setup.config), np.array(setup.labels)
+def _embed(
+    setup: Setup, run: RunDir, taught: Ids, progress: Progress, see: Callable[[Branch, Tensor], Tensor]
+) -> Tensor:
+    """Return what a branch sees in all images [N, d], of a network whose stages learn the classes `taught` only."""
+    config, labels = _plain(setup.config), setup.labels
     trained = np.flatnonzero(np.isin(labels, taught))
     targets = torch.from_numpy(_numbers(taught, labels[trained]))
     manifest = replace(setup.manifest, known_classes=[setup.manifest.known_classes[i] for i in taught])
@@ -241,13 +246,9 @@ def _embed(setup: Setup, run: RunDir, taught: Ids, progress: Progress) -> Tensor
     material = gather(setup, state.model.trunk, run, progress=progress)
     if config.supervised.epochs:
         stages.supervised(material.views.only(trained), targets)
-
-    def see(maps: Tensor) -> list[Tensor]:
-        return [state.model.branches[0](maps).embedding]
-
-    rows, views = range(len(manifest.images)), config.self_labels.views
+    rows, views, branch = range(len(manifest.images)), config.self_labels.views, state.model.branches[0]
     with progress.status("computing features of all images"):
-        (found,) = mean_over_views(state.model, material, rows, see, views=views)
+        (found,) = mean_over_views(state.model, material, rows, lambda maps: [see(branch, maps)], views=views)
     return found
 
 

@@ -83,7 +83,7 @@ def _reopened(run: RunDir, bundle: Bundle, progress: Progress) -> Setup:
         old = reopen(run, progress=progress)
     except DataError as error:
         raise _only_append(str(error)) from None
-    gone = [file for file in bundle.reference().files() if not file.is_file()]
+    gone = [file for file in bundle.reference().every_file() if not file.is_file()]
     if gone:
         raise _only_append(f"{len(gone):,} images of {bundle.folder} are not there any more, e.g. {gone[0]}")
     return old
@@ -92,8 +92,8 @@ def _reopened(run: RunDir, bundle: Bundle, progress: Progress) -> Setup:
 def _before(bundle: Bundle, chosen: Candidates, *, promote: bool) -> _Before:
     about, reference = bundle.manifest, bundle.reference()
     said = corrections_of(bundle, reference)
-    files = [os.path.normpath(file.absolute()) for file in reference.files()]
-    answers = dict(zip(files, reference.cluster_ids.tolist(), strict=True))
+    homes = [*reference.cluster_ids.tolist(), *reference.aside_ids.tolist()]
+    answers = dict(zip(map(str, reference.every_file()), homes, strict=True))
     ids = {file: about.merged.get(number, number) for file, number in answers.items()}
     new, places = dict[int, str | None](), dict[int, int]()
     for number in sorted(about.new_names):
@@ -157,7 +157,7 @@ def _carried(bundle: Bundle, manifest: Manifest, before: _Before, ids: list[int]
     """Return what the run takes over, by the images that can be used."""
     about, first = bundle.manifest, known_clusters(bundle.manifest)
     paths = [os.path.normpath(path.absolute()) for path in manifest.unlabelled]
-    known = {os.path.normpath(file.absolute()) for file in bundle.reference().files()}
+    known = {str(file) for file in bundle.reference().every_file()}
     added = [path in fresh and path not in known for path in paths]
     if not any(added):
         raise DataError("all new images are copies of old ones", hint="there is nothing to learn from them")

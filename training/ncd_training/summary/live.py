@@ -35,9 +35,9 @@ class EpochDisplay:
         console = progress.console
         self._console, self._log, self._epochs, self._rows = console, log, epochs, list(rows)
         self._shown: AbstractContextManager[Advance | None] = nullcontext()
-        if console.is_jupyter:
+        if console.is_jupyter or progress.file:
             self._shown = progress.bar("training", epochs * steps, len(rows) * steps)
-        self._move: Advance | None = None  # of the bar in a notebook
+        self._move: Advance | None = None  # of the bar in a notebook or a file
         self._started, self._done_before = time.monotonic(), len(rows)
         # A step may take a minute: the speed is averaged over ten minutes, not rich's half minute.
         self._progress = RichProgress(
@@ -59,7 +59,10 @@ class EpochDisplay:
 
     def say(self, what: str) -> None:
         """Show the current activity, e.g. evaluation."""
-        self._progress.update(self._task, description=f"epoch {len(self._rows)}/{self._epochs}, {what}")
+        description = f"epoch {len(self._rows)}/{self._epochs}, {what}"
+        self._progress.update(self._task, description=description)
+        if self._move and not self._console.is_jupyter:  # a notebook's bar keeps the loss of the last step
+            self._move(0, description)
 
     def show(self, row: EpochRow) -> None:
         """Add a finished epoch to the table, the plain lines or the log."""

@@ -14,7 +14,7 @@ from ncd_training.data.datasets.cifar import cifar10, cifar100
 from ncd_training.data.datasets.fine_grained import aircraft, cub200, stanford_cars
 from ncd_training.data.datasets.glyphs import glyphs
 from ncd_training.data.datasets.imagenet import imagenet, imagenet100, imagenet100_open
-from ncd_training.data.manifest import Manifest, from_csv, from_folders
+from ncd_training.data.manifest import Manifest, from_csv, from_folders, from_unlabelled
 
 
 class Named(NamedTuple):
@@ -50,10 +50,10 @@ def load_manifest(data: DataConfig, *, track: progress.Track = progress.silent) 
     """Return the manifest of the images that a configuration names; an error if they are missing."""
     if data.manifest:
         return from_csv(data.manifest)
-    if bool(data.labelled) != bool(data.unlabelled):
-        raise UsageError("--labelled and --unlabelled must be given together", hint="add the folder that is missing")
-    if data.labelled and data.unlabelled:
-        return from_folders(data.labelled, data.unlabelled)
+    if data.labelled and not data.unlabelled:
+        raise UsageError("no unlabelled images to discover classes in", hint="add --unlabelled DIR")
+    if data.unlabelled:
+        return from_folders(data.labelled, data.unlabelled) if data.labelled else from_unlabelled([data.unlabelled])
     if data.dataset is None:
         raise UsageError(
             "no images to train on",
