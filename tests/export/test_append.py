@@ -3,12 +3,7 @@
 from __future__ import annotations
 
 import json
-import os
 import shutil
-import signal
-import subprocess
-import sys
-import time
 from pathlib import Path
 from typing import Any
 
@@ -26,6 +21,7 @@ from ncd_serve.naming import Names
 from ncd_serve.progress import SILENT
 from ncd_serve.runners import open_session
 from tests.export.folders import unchanged
+from tests.killed import kill_at
 from tests.serve.patterns import CLUSTERS, EACH, KNOWN, draw, make_bundle, save
 
 NEW, NEWER = 20, 21
@@ -269,18 +265,11 @@ def test_a_batch_of_one_image(place: Path) -> None:
         append_generation(place / "bundle", one, out=place / "third", progress=SILENT)
 
 
-@pytest.mark.parametrize("stage", ["begun", "writing"])
-def test_a_killed_command_leaves_the_old_generation_and_can_be_typed_again(place: Path, stage: str) -> None:
-    command = [sys.executable, "-m", "ncd_serve", "train", "--after", "bundle", "--add", "new", "--out", "second"]
+@pytest.mark.parametrize("event", ["os.mkdir", "os.rename"])
+def test_a_killed_command_leaves_the_old_generation_and_can_be_typed_again(place: Path, event: str) -> None:
     with unchanged(place / "bundle"):
-        running = subprocess.Popen(command, cwd=place, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
-        if stage == "begun":
-            time.sleep(1.0)
-        while stage == "writing" and not any(place.glob(".second*")):
-            assert running.poll() is None
-            time.sleep(0.002)
-        os.kill(running.pid, signal.SIGKILL)
-        assert running.wait() == -signal.SIGKILL and not (place / "second").exists()
+        kill_at(event, ".second", "train", "--after", "bundle", "--add", "new", "--out", "second", cwd=place)
+        assert not (place / "second").exists()
     append(place)
     assert Bundle.read(place / "second").manifest.generation == 2
     assert [path.name for path in place.iterdir() if path.name.startswith(".second")] == []

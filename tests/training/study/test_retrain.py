@@ -23,7 +23,9 @@ from ncd_serve.discovery.find import Candidates
 from ncd_serve.discovery.history import generations
 from ncd_serve.errors import DataError, UsageError
 from ncd_serve.runners import OnnxRunner
+from tests.conftest import Ncd
 from tests.export.folders import unchanged
+from tests.killed import kill_at
 from tests.runs import SILENT, again
 
 
@@ -99,6 +101,18 @@ def test_what_is_trained_has_the_ids_and_names_of_before(place: Path) -> None:
     assert "unlabelled-train" in first.scores and "of 10 images in the right cluster" in first.verdict
     assert set(second.scores) == {"known-test"}, "true classes of new images are not known"
     assert Carried.read(RunDir(run.path)) and open_run(run.path, progress=False).resume().changes == run.changes
+
+
+def test_a_killed_training_leaves_the_old_generation_and_goes_on(place: Path, ncd: Ncd) -> None:
+    """It is killed when all is trained, before clusters get the ids that they had."""
+    command = ["train", "--after", "run/bundle", "--add", "new", "--accept", "candidates.json", "--retrain"]
+    with unchanged(place / "run"):
+        kill_at("os.rename", "placed.safetensors", *command, cwd=place)
+    again = ncd(*command, cwd=place)
+    assert again.returncode == 2 and "--resume run-2" in again.stderr
+    resumed = ncd("train", "--resume", "run-2", cwd=place)
+    assert resumed.returncode == 0 and resumed.stdout.splitlines()[-1] == "next: ncd-serve export run-2", resumed.stderr
+    assert {change.cluster_id for change in open_run(place / "run-2", progress=False).changes} >= {*range(6)}
 
 
 def test_what_is_refused_leaves_all_as_it_was(place: Path) -> None:
