@@ -19,6 +19,7 @@ import argparse
 import shutil
 import sys
 import threading
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -121,20 +122,25 @@ def serve(folder: Path, digit: str, seed: int) -> Served:
     later = sorted(draw(place / "later", digit, seed, 200, sizes=LATER).iterdir())
     with TritonServer(place / "models", live_updates=True) as server:
         server.wait_ready(120)
-        with Client(server.grpc_url, model=MODEL) as client, _Asking(client) as asking:
-            before = list(client.assign(later))
-            grown = _appended(place, folder / f"batch-{digit}", digit)
-            add_to_repository(grown, place / "models", name=MODEL)
-            if reason := server.probe.load(MODEL):
-                raise RuntimeError(reason)
-            after = list(client.assign(later))
+        over = threading.Event()
+        with Client(server.grpc_url, model=MODEL) as client, ThreadPoolExecutor() as pool:
+            asking = pool.submit(ask_until, over, client)
+            try:
+                before = list(client.assign(later))
+                grown = _appended(place, folder / f"batch-{digit}", digit)
+                add_to_repository(grown, place / "models", name=MODEL)
+                if reason := server.probe.load(MODEL):
+                    raise RuntimeError(reason)
+                after = list(client.assign(later))
+            finally:
+                over.set()
     new = [row.cluster_name == digit for row in after]
     digits = [Path(row.path).name[0] == digit for row in after]
     return Served(
         named=sum(is_new and right for is_new, right in zip(new, digits, strict=True)),
         moved=sum(is_new and not right for is_new, right in zip(new, digits, strict=True)),
         changed=sum(not is_new and not alike(*pair) for is_new, *pair in zip(new, before, after, strict=True)),
-        failed=asking.failed,
+        failed=asking.result(),
         same=all(map(alike, after, assign_images(later, OnnxRunner(grown)))),
     )
 
@@ -155,28 +161,15 @@ def _appended(place: Path, batch: Path, digit: str) -> Bundle:
     return append_generation(place / "bundle", batch, **options)
 
 
-class _Asking:
-    """Requests without a pause; failures are counted."""
-
-    def __init__(self, client: Client) -> None:
-        self.failed, self._client, self._over = 0, client, threading.Event()
-        self._thread = threading.Thread(target=self._run)
-
-    def __enter__(self) -> _Asking:
-        self._thread.start()
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self._over.set()
-        self._thread.join()
-
-    def _run(self) -> None:
-        side = self._client.preprocess.resolution
-        while not self._over.is_set():
-            try:
-                self._client.answer(np.zeros((1, side, side, 3), np.uint8))
-            except Exception:
-                self.failed += 1
+def ask_until(over: threading.Event, client: Client) -> int:
+    """Ask without a pause; return the number of requests that failed."""
+    side, failed = client.preprocess.resolution, 0
+    while not over.is_set():
+        try:
+            client.answer(np.zeros((1, side, side, 3), np.uint8))
+        except Exception:
+            failed += 1
+    return failed
 
 
 def main() -> None:

@@ -70,6 +70,7 @@ class Ancestor(BaseModel):
 
     generation: int
     bundle_id: str
+    checkpoint: str = ""  # empty in bundles of older versions
     digest: str
     folder: str  # where it was
     created: str
@@ -86,6 +87,7 @@ class Ancestor(BaseModel):
         return cls(
             generation=about.generation,
             bundle_id=about.bundle_id,
+            checkpoint=about.checkpoint,
             digest=bundle.digest,
             folder=str(bundle.folder.absolute()),
             created=about.created,
@@ -126,6 +128,11 @@ class BundleManifest(BaseModel):
     training: dict[str, str | int | float | None]
     versions: dict[str, str]
     sha256: dict[FileName, str]
+
+    @property
+    def lineage(self) -> list[str]:
+        """Checkpoints whose ids mean the same: its own, then those of earlier generations."""
+        return [self.checkpoint, *(each.checkpoint for each in self.ancestors)]
 
     @model_validator(mode="after")
     def _fits_together(self) -> BundleManifest:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import shutil
 import uuid
 from collections.abc import Iterable, Sequence
+from contextlib import suppress
 from dataclasses import asdict, dataclass
 from datetime import datetime, timezone
 from importlib.metadata import version
@@ -96,8 +97,7 @@ def export_run(
     checkpoint = options.checkpoint or run.checkpoint
     state = load_state(setup, checkpoint)
     if not options.replace_model:
-        own = _own_checkpoints(out, checkpoint) | ({setup.carried.checkpoint} if setup.carried else set())
-        check_clusters(repository, name, own)
+        check_clusters(repository, name, _lineage(checkpoint, out, setup))
     planned = setup.config.optim.epochs
     if state.epoch < planned:
         progress.say(f"exporting the state after {state.epoch} of {planned} epochs", style="yellow")
@@ -303,12 +303,12 @@ def _generation(setup: Setup) -> dict[str, Any]:
     return {"generation": carried.generation, "ancestors": carried.ancestors, "changes": carried.changes}
 
 
-def _own_checkpoints(out: Path, checkpoint: Path) -> set[str]:
-    """Return the checkpoint to be exported, and that of the bundle which it replaces: both are of the same run."""
-    try:
-        return {checkpoint_id(checkpoint), Bundle.read(out).manifest.checkpoint}
-    except DataError:
-        return {checkpoint_id(checkpoint)}
+def _lineage(checkpoint: Path, out: Path, setup: Setup) -> list[str]:
+    """Return the checkpoint to be exported, and those with the same ids: of earlier generations, and of this run."""
+    before = [each.checkpoint for each in setup.carried.ancestors] if setup.carried else []
+    with suppress(DataError):
+        before.append(Bundle.read(out).manifest.checkpoint)
+    return [checkpoint_id(checkpoint), *before]
 
 
 def _check_output(out: Path) -> None:

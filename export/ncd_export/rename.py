@@ -42,7 +42,7 @@ def rename_bundle(
     apply_names(opened.manifest, names)  # whatever is wrong is said before anything is written
     OnnxRunner(opened)
     check_place(repository, name)
-    check_clusters(repository, name, {opened.manifest.checkpoint})
+    check_clusters(repository, name, opened.manifest.lineage)
     out = bundle.resolve()
     check_writable(out.parent)
     with disk_errors_as_data_errors(out), publishing(out, repository), staged_directory(out) as folder:

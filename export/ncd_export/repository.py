@@ -29,7 +29,7 @@ from ncd_serve.triton.jpeg import add_jpeg_model, jpeg_model_name
 from ncd_serve.triton.repository import CONFIG, MODEL_NAME, VERSION, read_config
 
 if TYPE_CHECKING:
-    from collections.abc import Collection, Iterator
+    from collections.abc import Iterator, Sequence
     from pathlib import Path
 
 _LEFTOVER = re.compile(r"\..+\.[0-9a-f]{8}(\.old)?")  # hidden names of what killed processes were writing
@@ -129,15 +129,18 @@ def check_place(repository: Path, name: str) -> None:
     check_writable(config.parent)
 
 
-def check_clusters(repository: Path, name: str, checkpoints: Collection[str]) -> None:
-    """Raise DataError if the newest version of a model is of another checkpoint: its ids mean other clusters."""
+def check_clusters(repository: Path, name: str, lineage: Sequence[str]) -> None:
+    """Raise DataError if the ids of a model's newest version mean other clusters than those to be written.
+
+    `lineage` is the checkpoint to be written, and those before it with the same ids. Generations share their ids.
+    """
     jpeg = repository / jpeg_model_name(name)
     versions = _versions(repository / name)
     try:
         served = BundleManifest.model_validate_json((jpeg / str(max(versions, default=0)) / MANIFEST).read_bytes())
     except (OSError, ValidationError):  # no such model, or one of an older version
         return
-    if served.checkpoint and served.checkpoint not in checkpoints:
+    if served.checkpoint and served.checkpoint not in lineage and lineage[0] not in served.lineage:
         raise DataError(
             f"the model '{name}' in {repository} has the clusters of another run ({served.dataset}, "
             f"{len(served.cluster_names)} clusters, {served.created})",

@@ -76,7 +76,7 @@ def export(
             raise UsageError("--out, --checkpoint and --precision are for runs", hint="export the run once more")
         usual = export_place(run)
         place = ExportPlace(repository or usual.repository, model_name or usual.model)
-        _publish(run, place, device=device, cores=cores, replace=replace, keep=keep)
+        _publish(run, place, device=device, cores=cores, replace=replace, keep=keep, replace_model=replace_model)
         return
     with needs_extra("train"):
         from ncd_training.api import open_run
@@ -116,15 +116,24 @@ def export(
 
 
 def _publish(
-    folder: Path, place: ExportPlace, *, device: ServedOn, cores: int | None, replace: bool, keep: int | None
+    folder: Path,
+    place: ExportPlace,
+    *,
+    device: ServedOn,
+    cores: int | None,
+    replace: bool,
+    keep: int | None,
+    replace_model: bool,
 ) -> None:
     """Add a bundle that exists to a repository, e.g. the next generation or an earlier one."""
     from ncd_serve.bundle import Bundle
 
     bundle = Bundle.read(folder)
     with needs_extra("export"):
-        from ncd_export.repository import add_to_repository
+        from ncd_export.repository import add_to_repository, check_clusters
         from ncd_export.triton_config import Hardware
+    if not replace_model:
+        check_clusters(place.repository, place.model, bundle.manifest.lineage)
     hardware = Hardware(device.value, cores)
     version = add_to_repository(
         bundle, place.repository, name=place.model, hardware=hardware, replace=replace, keep=keep

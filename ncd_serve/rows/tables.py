@@ -14,7 +14,7 @@ from rich.markup import escape
 from rich.table import Table
 
 from ncd_serve.bundle import MAX_CLUSTERS
-from ncd_serve.errors import DataError, UsageError
+from ncd_serve.errors import DataError, UsageError, needs_extra
 from ncd_serve.files import atomic_path
 from ncd_serve.fit import FITS
 from ncd_serve.prediction import COLUMNS, Candidate, Prediction
@@ -31,9 +31,16 @@ _ROW_GROUP = 10_000
 
 
 def check_format(target: Path) -> None:
-    """Raise UsageError for an output file of an unknown format, before any work."""
+    """Raise UsageError for an output file of an unknown format, MissingExtraError for Parquet without its package."""
     if target.suffix not in FORMATS:
         raise UsageError(f"cannot write '{target.name}'", hint=f"use a file ending in {', '.join(FORMATS)}")
+    _check_parquet(target)
+
+
+def _check_parquet(file: Path) -> None:
+    if file.suffix == ".parquet":
+        with needs_extra("parquet"):
+            import pyarrow.parquet  # noqa: F401
 
 
 def partial_path(target: Path) -> Path:
@@ -183,6 +190,7 @@ def read_rows(source: str | Path) -> list[Prediction]:
     source = Path(source)
     if source.suffix not in FORMATS:
         raise UsageError(f"cannot read rows from '{source.name}'", hint=f"use a file ending in {', '.join(FORMATS)}")
+    _check_parquet(source)
     rows: list[Prediction] = []
     try:
         rows.extend(map(_prediction, _records(source)))

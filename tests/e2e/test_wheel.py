@@ -99,6 +99,8 @@ def test_the_base_installation_works_without_torch(bare_bin: Path) -> None:
     for command in ("train", "demo"):
         refused = run(bare_bin / "ncd-serve", command, *(("--dataset", "glyphs") if command == "train" else ()))
         assert refused.returncode == 6 and "pip install 'ncd-serve[" in refused.stderr
+    refused = run(bare_bin / "ncd-serve", "query", ROOT, "--out", "rows.parquet")
+    assert refused.returncode == 6 and "pip install 'ncd-serve[parquet]'" in refused.stderr, refused.stderr
 
 
 @pytest.mark.timeout(900)

@@ -17,9 +17,10 @@ from ncd_export.repository import add_to_repository, check_clusters
 from ncd_export.triton_config import Device, Hardware, render_config
 from tritonclient.grpc.model_config_pb2 import ModelConfig, ModelInstanceGroup
 
-from ncd_serve.bundle import MANIFEST, Bundle
+from ncd_serve.bundle import MANIFEST, Ancestor, Bundle
 from ncd_serve.errors import DataError, UsageError
 from ncd_serve.naming import Names
+from tests.conftest import Ncd
 
 CHECKED_IN = Path(__file__).parents[2] / "model_repository" / "ncd_global"
 
@@ -74,16 +75,32 @@ def test_a_model_of_somebody_else_is_left_alone(bundle: Path, tmp_path: Path) ->
 def test_a_model_with_the_clusters_of_another_run_is_not_written_over(bundle: Path, tmp_path: Path) -> None:
     loaded = Bundle.read(bundle)
     add_to_repository(loaded, tmp_path, name="birds")
-    check_clusters(tmp_path, "birds", {loaded.manifest.checkpoint})
-    check_clusters(tmp_path, "terns", {"another"})
+    check_clusters(tmp_path, "birds", loaded.manifest.lineage)
+    check_clusters(tmp_path, "terns", ["another"])
     with pytest.raises(DataError, match=r"the model 'birds' .* has the clusters of another run \(glyphs, 5 clusters"):
-        check_clusters(tmp_path, "birds", {"another"})
+        check_clusters(tmp_path, "birds", ["another"])
     other = shutil.copytree(bundle, tmp_path / "bundle")
     text = (other / MANIFEST).read_text()
     (other / MANIFEST).write_text(text.replace(loaded.manifest.checkpoint, "0123456789ab"))
     with pytest.raises(DataError) as refused:
         rename_bundle(other, Names(clusters={}), repository=tmp_path, name="birds")
     assert "--replace-model" in str(refused.value.hint)
+
+
+def test_generations_may_follow_each_other_in_either_order(bundle: Path, tmp_path: Path, ncd: Ncd) -> None:
+    later = shutil.copytree(bundle, tmp_path / "later")
+    parent = Ancestor.of(Bundle.read(bundle))
+    facts = {"checkpoint": "0123456789ab", "generation": 2, "ancestors": [parent]}
+    manifest = Bundle.read(bundle).manifest.model_copy(update=facts)
+    (later / MANIFEST).write_text(manifest.model_dump_json())
+    place = ("--repository", tmp_path / "models", "--model-name", "birds")
+    for folder in (bundle, later, bundle):
+        assert ncd("export", folder, *place).returncode == 0
+    (later / MANIFEST).write_text(manifest.model_copy(update={"ancestors": []}).model_dump_json())
+    refused = ncd("export", later, *place)
+    assert refused.returncode == 3 and "has the clusters of another run" in refused.stderr
+    assert entries(tmp_path / "models" / "birds") == ["1", "2", "3", "config.pbtxt", "labels.txt"]
+    assert ncd("export", later, *place, "--replace-model").returncode == 0
 
 
 def test_a_name_that_triton_cannot_load(bundle: Path, tmp_path: Path) -> None:

@@ -197,9 +197,11 @@ def test_a_run_made_before_runs_kept_their_images_still_opens(tiny_run: Path, tm
 
 def test_a_damaged_manifest_is_named(tiny_run: Path, tmp_path: Path) -> None:
     run = RunDir(shutil.copytree(tiny_run, tmp_path / "run"))
-    run.manifest.write_bytes(run.manifest.read_bytes()[:100])
-    with pytest.raises(DataError, match=r"manifest\.parquet is damaged"):
-        open_run(run.path, progress=False).evaluate()
+    whole = run.manifest.read_bytes()
+    for less in (whole[:-10], whole[: whole[:-1].rindex(b"\n") + 1]):
+        run.manifest.write_bytes(less)
+        with pytest.raises(DataError, match=r"manifest\.jsonl is damaged"):
+            open_run(run.path, progress=False).evaluate()
 
 
 def test_a_damaged_summary_is_named(tiny_run: Path, tmp_path: Path) -> None:

@@ -133,15 +133,13 @@ def peak_megabytes() -> float:
     return int(Path("/proc/self/status").read_text().partition("VmHWM:")[2].split()[0]) / 1024
 
 
-# The exact way would take about 36 bytes for each pair of columns: 640 MB and 900 MB.
-@pytest.mark.parametrize(
-    ("clusters", "starts", "megabytes"), [(300, 14, 150), pytest.param(1000, 5, 350, marks=pytest.mark.slow)]
-)
-def test_the_consensus_of_many_clusters_fits_into_memory(clusters: int, starts: int, megabytes: int) -> None:
+# The exact way would take about 36 bytes for each pair of columns: 640 MB.
+def test_the_consensus_of_many_clusters_fits_into_memory() -> None:
+    clusters, starts = 300, 14
     assert clusters * starts > _MAX_EXACT_COLUMNS
     with ProcessPoolExecutor(1, mp_context=get_context("spawn")) as process:
         accuracy, grown = process.submit(consensus_of_many, clusters, starts).result()
-    assert accuracy >= 0.98 and grown < megabytes
+    assert accuracy >= 0.98 and grown < 150  # MB
 
 
 def test_rows_that_are_all_alike_make_one_cluster_without_a_warning() -> None:

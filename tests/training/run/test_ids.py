@@ -24,7 +24,6 @@ def carried(columns: list[int], **facts: Any) -> Carried:
     """Clusters 0, 1 and 3 of four (2 was merged away), and one that is new, in columns 0 to 3."""
     given: dict[str, Any] = {
         "bundle": Path("bundle"),
-        "checkpoint": "0123456789ab",
         "ancestors": [PARENT],
         "clusters": 4,
         "first": 0,

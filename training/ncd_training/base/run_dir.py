@@ -126,7 +126,7 @@ class RunDir:
     @property
     def manifest(self) -> Path:
         """List of the images that the run was started with: paths, labels, sizes, times, hashes."""
-        return self.path / "manifest.parquet"
+        return self.path / "manifest.jsonl"
 
     @property
     def carried(self) -> Path:

@@ -25,7 +25,6 @@ class Carried(BaseModel):
     model_config = ConfigDict(frozen=True, extra="forbid")
 
     bundle: Path
-    checkpoint: str
     ancestors: list[Ancestor]  # the generation before is the last of them
     clusters: int  # ids that were given so far
     first: int  # columns that are known classes, which come first

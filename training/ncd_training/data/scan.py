@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import hashlib
 import json
-import os
 from collections.abc import Callable, Iterable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
@@ -15,9 +14,6 @@ from itertools import accumulate, pairwise
 from pathlib import Path
 from statistics import median
 from typing import NamedTuple, TypeVar
-
-import pyarrow as pa
-import pyarrow.parquet as pq
 
 from ncd_serve.errors import DataError
 from ncd_serve.files import atomic_path
@@ -33,16 +29,6 @@ _SIZED_IMAGES, _LARGE_SIDE = 30, 256
 _MAX_NAMED_FILES = 10  # in an error message
 _SPLITS = ("labelled", "unlabelled", "known_test", "novel_test")
 _FACTS = ("name", "known_classes", "novel_classes", "novel_names", "published", "open_world", "notes")
-_SCHEMA = pa.schema(
-    [
-        ("split", pa.string()),
-        ("path", pa.binary()),  # names on disk need not be UTF-8
-        ("label", pa.int64()),  # of an unlabelled image: its true class if the dataset has one, for reports alone
-        ("size", pa.int64()),
-        ("modified_ns", pa.int64()),
-        ("blake2b", pa.binary()),
-    ]
-)
 
 
 class Finding(NamedTuple):
@@ -129,35 +115,38 @@ def scan(
 
 
 def save_manifest(target: Path, manifest: Manifest, stamps: dict[Path, Stamp]) -> None:
-    """Write a scanned manifest; paths are absolute, so a run can be opened from any folder."""
+    """Write a scanned manifest: a line of facts, then one for each image.
+
+    Paths are absolute, so a run can be opened from any folder. Labels of unlabelled images are their true classes if
+    the dataset has them, for reports alone.
+    """
     rows = [
-        (split, path, label, *stamps[path])
+        (split, str(path.absolute()), label, *stamps[path][:2], stamps[path].digest.hex())
         for split, images in zip(_SPLITS, _splits(manifest), strict=True)
         for path, label in images
     ]
-    columns = zip(*rows, strict=True)
-    names = [list(column) for column in columns]
-    names[1] = [os.fsencode(path.absolute()) for path in names[1]]
-    facts = {name: getattr(manifest, name) for name in _FACTS} | {"has_truth": manifest.truth is not None}
-    schema = _SCHEMA.with_metadata({"ncd-serve": json.dumps(facts)})
-    with atomic_path(target) as temporary:
-        pq.write_table(pa.table(names, schema=schema), temporary, compression="zstd")
+    facts = {name: getattr(manifest, name) for name in _FACTS}
+    facts |= {"has_truth": manifest.truth is not None, "images": len(rows)}
+    with atomic_path(target) as temporary, temporary.open("w", encoding="ascii") as stream:
+        stream.writelines(json.dumps(line) + "\n" for line in (facts, *rows))  # names on disk need not be UTF-8
 
 
 def load_manifest_of_run(source: Path, *, track: Track | None = None) -> Manifest:
     """Read the manifest of a run. With `track`, check the files: DataError if one is missing or has changed."""
+    splits: dict[str, list[tuple[Path, int]]] = {name: [] for name in _SPLITS}
+    files: dict[Path, Stamp] = {}
     try:
-        table = pq.read_table(source)
-        facts = json.loads(table.schema.metadata[b"ncd-serve"])
-        rows = list(zip(*(table[name].to_pylist() for name in _SCHEMA.names), strict=True))
-    except (pa.ArrowException, OSError, ValueError, KeyError, TypeError) as error:
+        with source.open(encoding="ascii") as stream:
+            facts, *rows = map(json.loads, stream)
+        for split, name, label, size, modified, digest in rows:
+            splits[split].append((path := Path(name), label))
+            files[path] = Stamp(size, modified, bytes.fromhex(digest))
+        if len(rows) != facts["images"]:
+            raise ValueError(f"{len(rows)} of its {facts['images']} images are there")
+    except (OSError, ValueError, KeyError, TypeError) as error:
         raise DataError(f"{source} is damaged: {error}", hint="restore it from a copy, or train again") from None
-    files = {Path(os.fsdecode(path)): Stamp(*stamp) for _, path, _, *stamp in rows}
     if track is not None:
         _check_files(files, source.parent, track)
-    splits: dict[str, list[tuple[Path, int]]] = {name: [] for name in _SPLITS}
-    for split, path, label, *_ in rows:
-        splits[split].append((Path(os.fsdecode(path)), label))
     unlabelled = splits["unlabelled"]
     return Manifest(
         name=facts["name"],

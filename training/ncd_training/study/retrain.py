@@ -169,7 +169,6 @@ def _carried(bundle: Bundle, manifest: Manifest, before: _Before, ids: list[int]
     images = {files[path]: before.ids.get(files[path], to) for path, to in names.images.items()}
     return Carried(
         bundle=bundle.folder.absolute(),
-        checkpoint=about.checkpoint,
         ancestors=[*about.ancestors, Ancestor.of(bundle)],
         clusters=len(about.cluster_names),
         first=first,
