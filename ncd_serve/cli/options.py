@@ -51,7 +51,9 @@ ConfigFile = Annotated[Path | None, typer.Option("--config", help="A TOML file w
 MethodName = Annotated[
     str | None,
     typer.Option(
-        "--method", metavar="NAME", help="dual (the paper's, the default), rankstat, dtc, kcl, mcl, kmeans or orca."
+        "--method",
+        metavar="NAME",
+        help="dual (the paper's, the default), rankstat, dtc, kcl, mcl, kmeans, orca, gcd, uno, simgcd, pim or selex.",
     ),
 ]
 SetOptions = Annotated[
