@@ -41,7 +41,6 @@ from ncd_training.model.weights import initial_trunk, settle
 from ncd_training.objective.clustering import class_whitening, main_directions
 from ncd_training.objective.constrained_kmeans import FREE, constrained_kmeans
 from ncd_training.objective.method import Lesson, Material, checked
-from ncd_training.objective.recognition import MIXED_SHARE
 from ncd_training.objective.self_labels import (
     Geometries,
     described,
@@ -202,7 +201,7 @@ def measure(cell: str, seed: int, features: Features) -> dict[str, Any]:
     true = data.classes[pile.unlabelled]
     novel = len(np.unique(true[true >= data.known]))
     found = known_share(before, labels, config)
-    mixed = data.known >= MIN_CLASSES_TO_RECOGNISE and found.share >= MIXED_SHARE
+    mixed = data.known >= MIN_CLASSES_TO_RECOGNISE and found.mixed
     likely = surely_novel(found) if mixed else torch.arange(len(true))
     orders = class_orders(data.known, draws=config.estimate.draws, seed=seed)
     estimate = by_cuts(before, labels.numpy(), likely, orders, config, silent.track)

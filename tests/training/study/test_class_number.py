@@ -107,6 +107,7 @@ def test_a_cut_by_hand() -> None:
     assert cut.classes == 4
     estimate = balanced_estimate([cut, Cut(2, [5, 7], 4), Cut(2, [9, 9], 6)])
     assert estimate.classes == 5  # Ward's median; that of average linkage is 4
+    assert balanced_estimate(estimate.cuts, equal=False).line == "about 4 novel classes (4 to 6)"
     assert estimate.line == "about 5 novel classes (4 to 8)"
     assert estimate.facts()["cuts"][0] == {"probes": 2, "curve": [4, 5], "by_average": 4, "classes": 4}
 

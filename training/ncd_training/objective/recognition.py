@@ -1,82 +1,135 @@
 """Recognition of known classes among unlabelled images. Pure functions of tensors; not in the paper.
 
-An image of a known class has labelled images among its nearest neighbours. Around an image of a novel class, they are
-mostly unlabelled. The meaning of a number of labelled neighbours is learned from hidden labels: of whole classes, which
-play novel ones, and of single images of the other classes, which play unlabelled images of known classes.
+An image of a known class is near the mean of this class, and has labelled images of it among its nearest neighbours.
+Around an image of a novel class, most are unlabelled, or of several known classes. The meaning of such evidence is
+learned from hidden labels: of whole classes, which play novel ones of many sizes, and of single images of the others,
+which play unlabelled images of known classes. Hidden labels have no part in the geometry, in which labelled classes
+look tighter than classes that it has not seen.
 """
 
 from __future__ import annotations
 
+from collections.abc import Iterator, Sequence
 from typing import NamedTuple
 
+import numpy as np
 import torch
+import torch.nn.functional as F
+from sklearn.linear_model import LogisticRegression
 from torch import Tensor
 
-MIXED_SHARE = 0.15  # of known classes among the unlabelled images, from which they are recognised instead of ignored
+from ncd_training.objective.clustering import class_whitening, main_directions
+
+# Share of the unlabelled images that more likely show known classes, from which these are recognised instead of
+# ignored.
+MIXED_SHARE = 0.1
 _NEIGHBOURS = 10
-_DRAWS = 10  # of hidden labels
-_HIDDEN_CLASSES, _HIDDEN_IMAGES = 0.1, 0.2
+_DRAWS = 8  # of hidden labels
+_HIDDEN_CLASSES, _HIDDEN_IMAGES = 0.15, 0.2
+_SIZES = (1.0, 0.5, 0.25, 0.1)  # of a hidden class that stays: novel classes may have fewer images than known ones
 _ROUNDS = 200  # of expectation and maximisation of one number
 _CHUNK_ROWS = 256
-_SMOOTHING = 0.5  # added to every count
+_MAX_POOL = 20_000  # images among which neighbours are searched; a sample of more
 
 
 class Recognition(NamedTuple):
-    """Estimated share of images of known classes among the unlabelled ones, and each image's chance to be one."""
+    """Each unlabelled image's chance to show a known class."""
 
-    share: float
     chances: Tensor  # [M]
 
+    @property
+    def share(self) -> float:
+        """Estimated share of images of known classes."""
+        return float(self.chances.mean())
 
-def recognise(directions: Tensor, labels: Tensor, *, seed: int) -> Recognition:
-    """Recognise known classes among unit rows: those of the labelled images [N] first, then the unlabelled ones [M]."""
-    neighbours, generator = nearest_neighbours(directions, _NEIGHBOURS), torch.Generator().manual_seed(seed)
-    counts = [_labelled_neighbours(neighbours, labels, generator) for _ in range(_DRAWS)]
-    novel, known, unlabelled = (torch.stack(same) for same in zip(*counts, strict=True))
-    return known_chances(novel.sum(dim=0), known.sum(dim=0), unlabelled)
+    @property
+    def mixed(self) -> bool:
+        """True if enough images more likely show a known class than a novel one."""
+        return float((self.chances > 0.5).float().mean()) >= MIXED_SHARE
 
 
-def nearest_neighbours(directions: Tensor, count: int) -> Tensor:
-    """Return the row numbers [N, count] of the other rows with the highest cosine to each unit row [N, d]."""
-    count, found = min(count, len(directions) - 1), []
+class _Hidden(NamedTuple):
+    """Rows of labelled images that keep their labels, that play novel classes, and that play unlabelled known ones."""
+
+    labelled: Tensor
+    novel: Tensor
+    known: Tensor
+
+
+def recognise(features: Tensor, labels: Tensor, *, shrinkage: float, dims: int, seed: int) -> Recognition:
+    """Recognise known classes by features [N + M, d]: of images with these labels [N], then of the unlabelled ones."""
+    generator, found = torch.Generator().manual_seed(seed), []
+    unlabelled = torch.arange(len(labels), len(features))
+    for _ in range(_DRAWS):
+        hidden = _hidden(labels, generator)
+        shown, rows = labels[hidden.labelled], torch.cat([*hidden, unlabelled])
+        moved = features[rows] @ class_whitening(features[hidden.labelled], shown, shrinkage=shrinkage)
+        around = moved[-len(unlabelled) :].mean(dim=0)
+        directions = main_directions(F.normalize(moved - around, dim=1), dims)
+        pool = torch.randperm(len(rows), generator=generator)[:_MAX_POOL].sort().values
+        found.append(evidence(directions, shown, pool).split([*map(len, hidden[1:]), len(unlabelled)]))
+    novel, known, others = zip(*found, strict=True)
+    return known_chances(torch.stack([*log_ratios(torch.cat(novel), torch.cat(known), others)]))
+
+
+def evidence(directions: Tensor, labels: Tensor, pool: Tensor) -> Tensor:
+    """Return evidence [N - n, 3] for unit rows [N, d] after the first n, which have these labels.
+
+    Columns are the cosine to the nearest class mean, the number of labelled neighbours among the rows in `pool`, and
+    the largest number of one class.
+    """
+    sums = torch.zeros(int(labels.max()) + 1, directions.shape[1]).index_add_(0, labels, directions[: len(labels)])
+    nearest = (directions[len(labels) :] @ F.normalize(sums, dim=1).T).amax(dim=1)
+    classes = torch.full((len(directions),), -1)
+    classes[: len(labels)] = labels
+    near = classes[nearest_neighbours(directions, pool, _NEIGHBOURS)][len(labels) :]
+    votes = ((near.unsqueeze(2) == near.unsqueeze(1)) & (near >= 0).unsqueeze(2)).sum(dim=2).amax(dim=1)
+    return torch.stack([nearest, (near >= 0).sum(dim=1).float(), votes.float()], dim=1)
+
+
+def nearest_neighbours(directions: Tensor, pool: Tensor, count: int) -> Tensor:
+    """Return the row numbers [N, count] of the rows in `pool` with the highest cosine to each unit row [N, d].
+
+    No row is its own neighbour.
+    """
+    count, found = min(count, len(pool) - 1), []
+    places = torch.full((len(directions),), -1)
+    places[pool] = torch.arange(len(pool))
     for rows in torch.arange(len(directions)).split(_CHUNK_ROWS):
-        cosines = directions[rows] @ directions.T
-        cosines[torch.arange(len(rows)), rows] = -torch.inf
-        found.append(cosines.topk(count, dim=1).indices)
+        cosines = directions[rows] @ directions[pool].T
+        inside = torch.nonzero(places[rows] >= 0).flatten()
+        cosines[inside, places[rows[inside]]] = -torch.inf
+        found.append(pool[cosines.topk(count, dim=1).indices])
     return torch.cat(found)
 
 
-def known_chances(novel: Tensor, known: Tensor, unlabelled: Tensor) -> Recognition:
-    """Return share and chances of known classes from numbers of labelled neighbours.
+def log_ratios(novel: Tensor, known: Tensor, others: Sequence[Tensor]) -> Iterator[Tensor]:
+    """Yield log likelihood ratios [M], known against novel, of `others` [M, e] by evidence of images that play these.
 
-    `novel` and `known` [k + 1] count how many images that play these parts have 0 to k labelled neighbours;
-    `unlabelled` [draws, M] has the numbers of the unlabelled images.
+    A logistic regression learns them, in which both kinds weigh the same.
     """
-    likely_novel, likely_known = ((played + _SMOOTHING) / (played + _SMOOTHING).sum() for played in (novel, known))
-    found = torch.bincount(unlabelled.flatten(), minlength=len(novel)).double()
-    share = 0.5
+    rows, true = torch.cat([novel, known]), np.arange(len(novel) + len(known)) >= len(novel)
+    mean, spread = rows.mean(dim=0), rows.std(dim=0).clamp_min(1e-6)
+    regression = LogisticRegression(class_weight="balanced").fit(((rows - mean) / spread).numpy(), true)
+    for some in others:
+        yield torch.from_numpy(regression.decision_function(((some - mean) / spread).numpy()))
+
+
+def known_chances(ratios: Tensor) -> Recognition:
+    """Return the chances to be known from log likelihood ratios [draws, M]; their share is found by its likelihood."""
+    prior = torch.tensor(0.5, dtype=torch.double)
     for _ in range(_ROUNDS):
-        chance = share * likely_known / (share * likely_known + (1 - share) * likely_novel)
-        share = float((found * chance).sum() / found.sum())
-    evidence = (likely_known / likely_novel).log()[unlabelled].mean(dim=0)
-    prior = torch.tensor(share, dtype=torch.double).logit(eps=1e-6)
-    return Recognition(share, (evidence + prior).sigmoid().float())
+        prior = (ratios + prior.logit(eps=1e-6)).sigmoid().mean()
+    return Recognition((ratios.mean(dim=0) + prior.logit(eps=1e-6)).sigmoid().float())
 
 
-def _labelled_neighbours(
-    neighbours: Tensor, labels: Tensor, generator: torch.Generator
-) -> tuple[Tensor, Tensor, Tensor]:
-    """Hide some labels; return histograms of labelled neighbours for both hidden kinds, and the unlabelled numbers."""
-    classes, most = int(labels.max()) + 1, neighbours.shape[1] + 1
-    hidden = torch.randperm(classes, generator=generator)[: max(1, round(_HIDDEN_CLASSES * classes))]
-    novel = torch.isin(labels, hidden)
-    known = ~novel & (torch.rand(len(labels), generator=generator) < _HIDDEN_IMAGES)
-    labelled = torch.zeros(len(neighbours), dtype=torch.bool)
-    labelled[: len(labels)] = ~(novel | known)
-    numbers = labelled[neighbours].sum(dim=1)
-    mine = numbers[: len(labels)]
-    return (
-        torch.bincount(mine[novel], minlength=most).double(),
-        torch.bincount(mine[known], minlength=most).double(),
-        numbers[len(labels) :],
-    )
+def _hidden(labels: Tensor, generator: torch.Generator) -> _Hidden:
+    """Hide some labels at random; of hidden classes, only some images stay."""
+    classes = int(labels.max()) + 1
+    chosen = torch.randperm(classes, generator=generator)[: max(1, round(_HIDDEN_CLASSES * classes))]
+    shares = torch.ones(classes)
+    shares[chosen] = torch.tensor(_SIZES)[torch.randint(len(_SIZES), (len(chosen),), generator=generator)]
+    luck, novel = torch.rand(len(labels), generator=generator), torch.isin(labels, chosen)
+    known = ~novel & (luck < _HIDDEN_IMAGES)
+    kinds = ~(novel | known), novel & (luck < shares[labels]), known
+    return _Hidden(*(torch.nonzero(kind).flatten() for kind in kinds))

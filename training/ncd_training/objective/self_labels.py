@@ -17,14 +17,13 @@ from scipy.optimize import linear_sum_assignment
 from torch import Tensor, nn
 
 from ncd_training.objective.clustering import (
-    EQUAL_SIZES,
     balanced_assignment,
     class_whitening,
     discovered_assignment,
     linked_assignment,
     main_directions,
     refined_assignment,
-    size_variation,
+    sizes_look_equal,
 )
 from ncd_training.objective.method import Lesson, mean_over_views
 from ncd_training.objective.recognition import recognise
@@ -40,6 +39,7 @@ if TYPE_CHECKING:
 _MAX_LABELLED_IMAGES = 20_000  # enough for the variation within classes
 _HEAD_SCALE = 10.0  # logits of a new head are about 10 times a cosine
 _REFINING_ROUNDS = 5
+_JOINING_ROUNDS = 3
 _STRONGER = 4.0  # shrinkage of the second geometry, relative to the first: unlike clusterings agree on what is real
 
 
@@ -190,7 +190,8 @@ def novel_targets(geometries: Geometries, clusters: int, config: TrainConfig, ro
     settings, spaces = config.self_labels, geometries.spaces(rows)
     temperature, seed = settings.temperature, config.optim.seed
     equal = settings.sizes == "equal"
-    if settings.sizes == "auto":
+    # Who labels classes of unequal size has a pile of unequal ones.
+    if settings.sizes == "auto" and geometries.known_look_equal:
         # The features before the supervised stage tell best whether classes are equally large.
         seen = linked_assignment(
             geometries.spaces(rows, sources=1),
@@ -199,7 +200,7 @@ def novel_targets(geometries: Geometries, clusters: int, config: TrainConfig, ro
             temperature=temperature,
             seed=seed,
         )
-        equal = size_variation(seen) <= EQUAL_SIZES
+        equal = sizes_look_equal(seen.argmax(dim=1), clusters)
     shares = discovered_assignment(
         spaces, clusters, equal=equal, starts=settings.starts, temperature=temperature, seed=seed
     )
@@ -210,21 +211,22 @@ def mixed_targets(sources: list[Tensor], labels: Tensor, clusters: int, config: 
     """Return first targets [M, known + clusters] of images of known and novel classes.
 
     Images that are likely known go to the nearest class, the others are clustered. Then each image joins the nearest
-    class or cluster, and those that joined no class are clustered once more.
+    class or cluster. Those that joined no class are clustered once more, and each image chooses again.
     """
     geometries, settings = Geometries(sources, labels, config.self_labels), config.self_labels
     joint, known = geometries.joint(), int(labels.max()) + 1
     unlabelled, members = joint[len(labels) :], F.one_hot(labels, known + clusters).float()
     anchors = members.T @ joint[: len(labels)]
-    chances = recognise(geometries.joint(sources=1), labels, seed=config.optim.seed).chances
+    chances = recognise(
+        sources[0], labels, shrinkage=settings.shrinkage, dims=settings.dims, seed=config.optim.seed
+    ).chances
     scores = unlabelled @ F.normalize(anchors[:known], dim=1).T
     ids = torch.where(chances > 0.5, scores.argmax(dim=1), known)
-    for last in (False, True):
+    for _ in range(2):
         rows = torch.nonzero(ids >= known).flatten()
         if len(rows) >= clusters:
             ids[rows] = known + novel_targets(geometries, clusters, config, rows).targets.argmax(dim=1)
-        if not last:
-            ids = _nearest(unlabelled, ids, anchors, rounds=2)
+        ids = _nearest(unlabelled, ids, anchors)
     shares = F.one_hot(ids, known + clusters).float()
     scores = unlabelled @ F.normalize(shares.T @ unlabelled + anchors, dim=1).T
     # A class is never a target of an image that was clustered, nor a cluster of an image that was recognised.
@@ -237,6 +239,7 @@ class Geometries:
 
     def __init__(self, sources: list[Tensor], labels: Tensor, settings: SelfLabelConfig) -> None:
         self._labelled, self._dims = len(labels), settings.dims
+        self.known_look_equal = not len(labels) or sizes_look_equal(labels, int(labels.max()) + 1)
         strengths = settings.shrinkage, min(1.0, _STRONGER * settings.shrinkage)
         self._moved = [
             features @ class_whitening(features[: len(labels)], labels, shrinkage=strength)
@@ -251,15 +254,15 @@ class Geometries:
         reduced = [main_directions(_unit(moved, moved), self._dims) for moved in chosen]
         return [*reduced, F.normalize(torch.cat(reduced[::2], dim=1), dim=1)]
 
-    def joint(self, *, sources: int | None = None) -> Tensor:
-        """Return unit rows of all images, labelled first, of (the first few) sources joined."""
-        moved = [_unit(moved, moved[self._labelled :]) for moved in self._moved[::2][:sources]]
+    def joint(self) -> Tensor:
+        """Return unit rows of all images, labelled first, of all sources joined."""
+        moved = [_unit(moved, moved[self._labelled :]) for moved in self._moved[::2]]
         return F.normalize(torch.cat([main_directions(rows, self._dims) for rows in moved], dim=1), dim=1)
 
 
-def _nearest(directions: Tensor, ids: Tensor, anchors: Tensor, *, rounds: int) -> Tensor:
+def _nearest(directions: Tensor, ids: Tensor, anchors: Tensor) -> Tensor:
     """Let every unit row join the nearest centre, where labelled rows, summed in `anchors`, count for their class."""
-    for _ in range(rounds):
+    for _ in range(_JOINING_ROUNDS):
         sums = anchors.clone().index_add_(0, ids, directions)
         ids = (directions @ F.normalize(sums, dim=1).T).argmax(dim=1)
     return ids

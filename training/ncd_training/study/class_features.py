@@ -22,9 +22,9 @@ from ncd_training.data.prepare import with_pile
 from ncd_training.data.views import FileViews
 from ncd_training.model.predict import Ids
 from ncd_training.model.weights import initial_trunk
-from ncd_training.objective.clustering import class_whitening, main_directions
+from ncd_training.objective.clustering import class_whitening, main_directions, sizes_look_equal
 from ncd_training.objective.method import mean_over_views
-from ncd_training.objective.recognition import MIXED_SHARE, Recognition, recognise
+from ncd_training.objective.recognition import Recognition, recognise
 from ncd_training.pretext import Stages
 from ncd_training.run.step import build_state
 from ncd_training.run.train import gather
@@ -79,10 +79,9 @@ def with_first_look(setup: Setup, run: RunDir, *, progress: Progress) -> Setup:
         )
         setup = replace(setup, config=with_pile(setup.config, "novel"))
     elif setup.config.data.pile == "auto":
-        share = look.recognition.share
-        progress.say(f"first look: {_share_line(share, len(setup.manifest.unlabelled))}")
-        look.novel_rows(share)  # an error if there is nothing to discover
-        setup = replace(setup, config=with_pile(setup.config, "mixed" if share >= MIXED_SHARE else "novel"))
+        progress.say(f"first look: {_share_line(look.recognition)}")
+        look.novel_rows()  # an error if there is nothing to discover
+        setup = replace(setup, config=with_pile(setup.config, "mixed" if look.recognition.mixed else "novel"))
     if setup.config.data.novel_classes == "auto":
         found = estimate(setup, run, progress=progress, look=look)
         progress.say(f"first look: {found.line}; training with {found.classes} clusters")
@@ -91,10 +90,11 @@ def with_first_look(setup: Setup, run: RunDir, *, progress: Progress) -> Setup:
     return setup
 
 
-def _share_line(share: float, images: int) -> str:
-    if share < MIXED_SHARE:
-        return f"the {images:,} unlabelled images show novel classes only, or nearly so"
-    return f"about {share:.0%} of the {images:,} unlabelled images show known classes; these will be recognised by name"
+def _share_line(found: Recognition) -> str:
+    images = f"the {len(found.chances):,} unlabelled images show"
+    if not found.mixed:
+        return f"{images} novel classes only, or nearly so"
+    return f"about {found.share:.0%} of {images} known classes; these will be recognised by name"
 
 
 @dataclass
@@ -132,12 +132,12 @@ class Look:
         """Known classes among the unlabelled images."""
         return known_share(self.features, torch.from_numpy(self.setup.labels), self.setup.config)
 
-    def novel_rows(self, share: float) -> Tensor:
-        """Return the rows of unlabelled images that are surely novel, if the share of known ones is worth noticing.
+    def novel_rows(self) -> Tensor:
+        """Return the rows of unlabelled images that are surely novel, or all if known ones are not worth noticing.
 
         DataError if there are too few to discover anything.
         """
-        if share < MIXED_SHARE:
+        if self.setup.config.data.pile == "novel" or not self.recognition.mixed:
             return torch.arange(len(self.setup.manifest.unlabelled))
         rows = surely_novel(self.recognition)
         if len(rows) < _MIN_NOVEL_IMAGES:
@@ -160,9 +160,8 @@ class _Features:
 
 def known_share(features: Tensor, labels: Tensor, config: TrainConfig) -> Recognition:
     """Recognise known classes among the unlabelled images by features [N, d] of all images, labelled first."""
-    moved = features @ class_whitening(features[: len(labels)], labels, shrinkage=config.self_labels.shrinkage)
-    unit = F.normalize(moved - moved[len(labels) :].mean(dim=0), dim=1)
-    return recognise(main_directions(unit, config.self_labels.dims), labels, seed=config.optim.seed)
+    settings = config.self_labels
+    return recognise(features, labels, shrinkage=settings.shrinkage, dims=settings.dims, seed=config.optim.seed)
 
 
 def surely_novel(recognition: Recognition) -> Tensor:
@@ -180,13 +179,12 @@ def by_cuts(features: Tensor, labels: Ids, rows: Tensor, orders: Ids, config: Tr
         seen = _geometry(found, labels, order, len(order) // 2, config.self_labels)
         seed = _estimate_seed(config.optim.seed)
         cuts.append(equal_cut(seen.labelled, seen.labels, seen.unlabelled, seed=seed))
-    return balanced_estimate(cuts)
+    return balanced_estimate(cuts, equal=sizes_look_equal(torch.from_numpy(labels), orders.shape[1]))
 
 
 def _by_cuts(look: Look) -> Estimate:
     config, labels = look.setup.config, look.setup.labels
-    rows = look.novel_rows(look.recognition.share if config.data.pile != "novel" else 0.0)
-    return by_cuts(look.features, labels, rows, look.orders, config, look.progress.track)
+    return by_cuts(look.features, labels, look.novel_rows(), look.orders, config, look.progress.track)
 
 
 def _by_trials(setup: Setup, run: RunDir, progress: Progress) -> Estimate:

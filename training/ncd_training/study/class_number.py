@@ -5,7 +5,8 @@ All of them test how well probe classes, known classes held back from training, 
 balanced   not in a paper: a tree of the probes is cut where it has as many clusters as they have classes, and a
            tree of the unlabelled images at the same height, for several draws of probes. Two kinds of trees fail
            differently: Ward's, which is exact for equal classes but joins small ones, and average linkage, which is
-           coarser but does not mind sizes. The larger median counts: merging two clusters is easy, splitting is not
+           coarser but does not mind sizes. The larger median counts: merging two clusters is easy, splitting is not.
+           If known classes are of unequal size, so that novel ones must be, too, average linkage alone counts
 dtc        Han et al. 2019: some probes are anchors with a fixed cluster in k-means, the others must be recovered;
            together with the silhouette
 gcd        Vaze et al. 2022: all known classes must be recovered by a clustering of all images
@@ -97,9 +98,12 @@ class Estimate:
         return {**facts, "trials": trials, "by_accuracy": self.by_accuracy, "by_silhouette": self.by_silhouette}
 
 
-def balanced_estimate(cuts: list[Cut]) -> Estimate:
-    """Return the larger median of both kinds of trees over draws of probe classes, and the interval that they span."""
-    found = np.array([[cut.classes, cut.by_average] for cut in cuts])
+def balanced_estimate(cuts: list[Cut], *, equal: bool = True) -> Estimate:
+    """Return the larger median of both kinds of trees over draws of probe classes, and the interval that they span.
+
+    Without `equal` classes, only trees of average linkage count.
+    """
+    found = np.array([[cut.by_average, cut.classes][: 1 + equal] for cut in cuts])
     low, middle, high = np.percentile(found, [12.5, 50, 87.5], axis=0)
     interval = math.floor(low.min()), math.ceil(high.max())
     return Estimate("balanced", math.ceil(middle.max()), cuts=cuts, interval=interval)
