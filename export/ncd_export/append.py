@@ -26,6 +26,7 @@ from ncd_serve.files import staged_directory, swap_in
 from ncd_serve.mixture import grow
 from ncd_serve.naming import WRONG
 from ncd_serve.onnx_file import check_self_contained
+from ncd_serve.places import exported_to, next_generation, remember_export
 from ncd_serve.preprocess import load_array
 from ncd_serve.reference import REFERENCE, Reference
 from ncd_serve.runners import open_session
@@ -77,6 +78,8 @@ def append_generation(
     grown = grow(mixture, [mixture.project(cluster.embeddings) for cluster in new], others, reference.places())
     with disk_errors_as_data_errors(out), staged_directory(out) as folder:
         shutil.copytree(bundle.folder, folder, dirs_exist_ok=True)
+        if place := exported_to(bundle.folder):
+            remember_export(folder, place, bundle=out)  # relative to the new place
         fresh = _reference(reference.with_mixture(grown), grown, new)
         fresh.write(folder / REFERENCE)
         fresh = Reference.read(folder / REFERENCE)  # the file rounds, and all users must see the same values
@@ -93,8 +96,7 @@ def append_generation(
 def next_folder(after: Path) -> Path:
     """Return the default folder of the next generation: beside the bundle, with the number of the generation."""
     bundle = Bundle.read(after)
-    folder, generation = bundle.folder.absolute(), bundle.manifest.generation
-    return Path(os.path.relpath(folder.with_name(f"{folder.name.removesuffix(f'-{generation}')}-{generation + 1}")))
+    return Path(os.path.relpath(next_generation(bundle.folder.absolute(), bundle.manifest.generation)))
 
 
 def _check_place(bundle: Bundle, out: Path) -> None:

@@ -9,9 +9,10 @@ from typing import TYPE_CHECKING
 from rich.markup import escape
 from rich.table import Column, Table
 
-from ncd_serve.cli.console import out, progress
+from ncd_serve.cli.console import out, progress, show_next
 from ncd_serve.cli.options import Accelerator, use_device
 from ncd_serve.errors import UsageError, needs_extra
+from ncd_serve.places import bundle_of
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -40,6 +41,7 @@ def train_after(options: Mapping[str, object]) -> None:
     after, add, accept, target = (Path(str(options[name])) if options[name] else None for name in _PATHS)
     if after is None or add is None:
         raise UsageError("--after and --add belong together", hint="ncd-serve train --after BUNDLE --add NEW")
+    after = bundle_of(after)
     if options["retrain"]:
         use_device(Accelerator(options["device"]))
         _retrain(after, add, accept, target, promote=bool(options["promote"]))
@@ -56,7 +58,8 @@ def _append(after: Path, add: Path, accept: Path | None, target: Path | None) ->
     bundle = append_generation(after, add, accept=accept, out=target or next_folder(after), progress=progress)
     about = bundle.manifest
     show_changes(about.changes, dict(enumerate(about.cluster_names)))
-    _print(f"generation {about.generation}, bundle: {bundle.folder}\nnext: ncd-serve export {bundle.folder}")
+    _print(f"generation {about.generation}, bundle: {bundle.folder}")
+    show_next("export", bundle.folder)
 
 
 def _retrain(after: Path, add: Path, accept: Path | None, target: Path | None, *, promote: bool) -> None:
@@ -79,7 +82,8 @@ def show_generation(run: Run) -> None:
             f"to decide: look at ncd-serve gallery {run.path}, export the run, and give ncd-serve name apply a "
             f"names.json with the names that are right: {json.dumps({'clusters': named})}"
         )
-    _print(f"run directory: {run.path}\nnext: ncd-serve export {run.path}")
+    _print(f"run directory: {run.path}")
+    show_next("export", run.path)
 
 
 def show_changes(changes: Sequence[Change], names: Mapping[int, str]) -> None:

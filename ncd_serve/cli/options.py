@@ -12,7 +12,7 @@ import typer
 from ncd_serve.cli.console import say
 from ncd_serve.contract import TOKEN_VARIABLE
 from ncd_serve.errors import UsageError, needs_extra
-from ncd_serve.places import bundle_of, newest_bundle, newest_run
+from ncd_serve.places import bundle_of, newest_bundle, newest_generation, newest_run
 
 
 class RowFormat(str, Enum):
@@ -134,3 +134,9 @@ def bundle_or_newest(source: Path | None) -> Path:
     bundle = newest_bundle()
     say(f"the newest bundle: {bundle}")
     return bundle
+
+
+def note_newer_generation(bundle: Path) -> None:
+    """Say so if a bundle that is about to be served has a newer generation beside it."""
+    if (newest := newest_generation(bundle)) != bundle:
+        say(f"note: {newest} is a newer generation; to serve it: ncd-serve export {newest}", style="yellow")
