@@ -12,7 +12,7 @@ import numpy as np
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from ncd_serve.bundle import Bundle, Name
-from ncd_serve.discovery.corrections import corrected, corrections_of
+from ncd_serve.discovery.corrections import check_accepted, corrected, corrections_of
 from ncd_serve.discovery.groups import Group, find_groups, join_groups
 from ncd_serve.errors import DataError
 from ncd_serve.gallery.embed import embed
@@ -72,7 +72,7 @@ class Candidates(_Strict):
             raise DataError(f"{path}: {first_problem(error)}", hint="ncd-serve discover writes such files") from None
 
     def check(self, bundle: Bundle) -> None:
-        """Raise DataError if another model, or another generation of it, was asked."""
+        """Raise DataError unless the next generation of this bundle can have a cluster for each of them."""
         about = bundle.manifest
         if (self.checkpoint, self.generation) != (about.checkpoint, about.generation):
             raise DataError(
@@ -80,6 +80,19 @@ class Candidates(_Strict):
                 f"the bundle is generation {about.generation} of model {about.checkpoint}",
                 hint=f"ncd-serve discover NEW --bundle {bundle.folder} looks at them with this one",
             )
+        said, images = corrections_of(bundle, bundle.reference()), set[str]()
+        names = {*about.cluster_names, *about.new_names.values()}
+        for candidate in self.candidates:
+            check_accepted(said, candidate.images)
+            if taken := images & set(candidate.images):
+                raise DataError(f"{min(taken)} is in two candidates", hint="leave it in one of them")
+            if candidate.name in names:
+                raise DataError(
+                    f"a cluster is called '{candidate.name}' already",
+                    hint="give the candidate another name; clusters can be merged later",
+                )
+            images |= set(candidate.images)
+            names |= {candidate.name or ""}
 
 
 @dataclass(frozen=True)
@@ -160,6 +173,17 @@ def read_batch(images: str | Path, bundle: Bundle, *, progress: Progress = SILEN
     _, first = np.unique(batch.embeddings, axis=0, return_index=True)
     rows = np.sort(first)
     return Batch([batch.paths[row] for row in rows], batch.embeddings[rows], batch.unreadable)
+
+
+def accepted(
+    add: str | Path, accept: str | Path | None, bundle: Bundle, *, progress: Progress
+) -> tuple[Batch, Candidates]:
+    """Return a batch, and the candidates that become clusters: those of a file, or all that are found in the batch."""
+    chosen = Candidates.read(accept) if accept else None
+    if chosen:
+        chosen.check(bundle)
+    batch = read_batch(add, bundle, progress=progress)
+    return batch, chosen or discover(batch, bundle, progress=progress).candidates
 
 
 def _unjudged(batch: Batch, bundle: Bundle) -> Batch:

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import onnx
 import pytest
 from ncd_export.append import append_generation, next_folder
 from ncd_export.rename import rename_bundle
@@ -94,6 +95,9 @@ def test_its_facts(place: Path) -> None:
     assert (about.generation, about.checkpoint) == (2, first.manifest.checkpoint)
     (parent,) = about.ancestors
     assert (parent.generation, parent.digest, parent.clusters) == (1, first.digest, CLUSTERS)
+    card, model = (second.folder / "MODEL_CARD.md").read_text(), onnx.load(second.model_path)
+    assert f"## Generation 2\nClusters 3 to 3 were appended to bundle `{parent.bundle_id}`, from 25 images." in card
+    assert {entry.key: entry.value for entry in model.metadata_props} == {"bundle_id": about.bundle_id}
     kinds = [change.kind for change in about.changes]
     assert kinds == ["grown", "grown", "kept", "new"]
     assert [change.added for change in about.changes] == [25, 25, 0, 25] and not any(c.moved for c in about.changes)
