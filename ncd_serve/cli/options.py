@@ -136,7 +136,8 @@ def bundle_or_newest(source: Path | None) -> Path:
     return bundle
 
 
-def note_newer_generation(bundle: Path) -> None:
-    """Say so if a bundle that is about to be served has a newer generation beside it."""
+def note_newer_generation(source: Path) -> None:
+    """Say so if a bundle, or that of a run, has a newer generation beside it."""
+    bundle = source / "bundle" if (source / "bundle").is_dir() else source
     if (newest := newest_generation(bundle)) != bundle:
-        say(f"note: {newest} is a newer generation; to serve it: ncd-serve export {newest}", style="yellow")
+        say(f"note: there is a newer generation, {newest}", style="yellow")
