@@ -48,9 +48,14 @@ def exit_with(error: NcdError) -> NoReturn:
     sys.exit(error.exit_code)
 
 
+def answer(text: str) -> None:
+    """Print a line of the answer unchanged: no markup, no line breaks."""
+    out.print(text, markup=False, highlight=False, soft_wrap=True)
+
+
 def show_next(*words: object) -> None:
     """Print the command that comes next as the last line of an answer, so that it can be copied."""
-    out.print(f"next: ncd-serve {shlex.join(map(str, words))}", markup=False, highlight=False, soft_wrap=True)
+    answer(f"next: ncd-serve {shlex.join(map(str, words))}")
 
 
 def show_serving(repository: Path) -> None:
@@ -58,8 +63,7 @@ def show_serving(repository: Path) -> None:
     from ncd_serve.triton.registry import server_of
 
     if server := server_of(repository):
-        text = f"server {server.pid} on {server.grpc_url} answers with it in a moment, unless it runs with --no-watch"
-        out.print(text, markup=False, highlight=False, soft_wrap=True)
+        answer(f"server {server.pid} on {server.grpc_url} answers with it in a moment, unless it runs with --no-watch")
     else:
         show_next("serve", "--repository", repository)
 

@@ -11,7 +11,7 @@ import typer
 from rich.markup import escape
 from rich.table import Column, Table
 
-from ncd_serve.cli.console import out, progress, show_next
+from ncd_serve.cli.console import answer, out, progress, show_next
 from ncd_serve.errors import UsageError
 from ncd_serve.places import bundle_of
 
@@ -61,7 +61,7 @@ def discover(
         shown = list(found.known.items())[:_MAX_KNOWN_PRINTED]
         text = ", ".join(f"{name} {count}" for name, count in shown)
         more = ", ..." if len(found.known) > len(shown) else ""
-        out.print(f"like known classes: {sum(found.known.values())} ({text}{more})", markup=False, highlight=False)
+        answer(f"like known classes: {sum(found.known.values())} ({text}{more})")
     if not candidates:
         return
     table = Table(
@@ -77,8 +77,7 @@ def discover(
         figures = (str(len(each.images)), f"{each.strength:.3f}", f"{each.purity:.2f}")
         table.add_row(str(number), *figures, escape(each.nearest), escape(examples))
     out.print(table)
-    text = f"names can be written into {target}; entries that are no category can be removed from it"
-    out.print(text, markup=False, highlight=False, soft_wrap=True)
+    answer(f"names can be written into {target}; entries that are no category can be removed from it")
     show_next("train", "--after", bundle, "--add", images, "--accept", target)
 
 
@@ -123,5 +122,5 @@ def history(
         table.add_row(str(each.generation), each.created, images, str(each.clusters), *map(escape, words))
     out.print(table)
     if kept := [each for each in found if each.folder]:
-        out.print("each of these bundles can be served, the newest one by:", highlight=False)
+        answer("each of these bundles can be served, the newest one by:")
         show_next("export", kept[-1].folder)

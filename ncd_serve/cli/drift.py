@@ -12,7 +12,7 @@ import typer
 from rich.markup import escape
 from rich.table import Table
 
-from ncd_serve.cli.console import messages, out, show_next
+from ncd_serve.cli.console import answer, messages, out, show_next
 from ncd_serve.places import bundle_of
 
 if TYPE_CHECKING:
@@ -44,12 +44,12 @@ def drift(
         out.print_json(json.dumps({"drifted": found.drifted, **asdict(found), "measures": measures}))
         return
     _show(found)
-    out.print(f"picture: {target}", markup=False, highlight=False, soft_wrap=True)
+    answer(f"picture: {target}")
     if found.drifted:
         look = f"look at them: ncd-serve gallery {shlex.quote(str(rows))} --bundle {shlex.quote(str(bundle))}"
         messages.print(look, markup=False, highlight=False, soft_wrap=True)
     else:
-        out.print("too few new images to be drift can be a new category", highlight=False)
+        answer("too few new images to be drift can be a new category")
     show_next("discover", rows, "--bundle", bundle)
 
 

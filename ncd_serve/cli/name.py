@@ -11,7 +11,7 @@ import typer
 from rich.markup import escape
 from rich.table import Column, Table
 
-from ncd_serve.cli.console import messages, out, progress, show_next, show_serving
+from ncd_serve.cli.console import answer, messages, out, progress, show_next, show_serving
 from ncd_serve.cli.help import Group, command
 from ncd_serve.cli.options import bundle_or_newest, note_newer_generation
 from ncd_serve.errors import UsageError, needs_extra
@@ -130,7 +130,7 @@ def export(
     if target.exists():
         raise UsageError(f"{target} exists", hint="choose another --out")
     write_json(target, content)
-    out.print(str(target), markup=False, highlight=False, soft_wrap=True)
+    answer(str(target))
     show_next("name", "apply", target)
 
 
@@ -167,8 +167,7 @@ def carry(
     out.print(table)
     write_json(target, names.as_json())
     carried = sum(match.carried for match in matches)
-    text = f"{carried} of {len(matches)} names are carried over: {target}"
-    out.print(text, markup=False, highlight=False, soft_wrap=True)
+    answer(f"{carried} of {len(matches)} names are carried over: {target}")
     show_next("name", "apply", target)
 
 

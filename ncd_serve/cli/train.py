@@ -10,7 +10,7 @@ import typer
 from rich.markup import escape
 
 from ncd_serve.cli.after import show_generation, train_after
-from ncd_serve.cli.console import one_speaker, out, progress, show_next
+from ncd_serve.cli.console import answer, one_speaker, out, progress, show_next
 from ncd_serve.cli.options import (
     Accelerator,
     ConfigFile,
@@ -123,7 +123,7 @@ def train(
         for line in (*run.headlines, run.findings):
             out.print(line, highlight=False)
         if run.verdict:
-            out.print(f"without labels: {'; '.join(run.verdict)}", highlight=False, markup=False, soft_wrap=True)
+            answer(f"without labels: {'; '.join(run.verdict)}")
         out.print(
             f"run directory: [bold]{escape(str(run.path))}[/bold], see report.html there\n"
             f"clusters: ncd-serve gallery {escape(shlex.quote(str(run.path)))}",
