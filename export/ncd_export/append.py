@@ -249,11 +249,12 @@ def _likeliest(mixture: Mixture, places: Floats) -> Ids:
 def _section(bundle: Bundle, new: list[_NewCluster]) -> str:
     """Return what the model card says about the generation."""
     about, first = bundle.manifest, len(bundle.manifest.cluster_names)
-    clusters, images = f"{first} to {first + len(new) - 1}", sum(len(cluster.paths) for cluster in new)
+    clusters = f"clusters {first} to {first + len(new) - 1}" if len(new) > 1 else f"cluster {first}"
+    images = sum(len(cluster.paths) for cluster in new)
     return (
         f"\n## Generation {about.generation + 1}\n"
-        f"Clusters {clusters} were appended to bundle `{about.bundle_id}`, from {images} images.\n"
-        "Nothing was trained: all scores are those of the clusters before.\n"
+        f"Appended to bundle `{about.bundle_id}`: {clusters}, from {images} images. Nothing was trained: all scores "
+        "are those of the clusters before.\n"
     )
 
 

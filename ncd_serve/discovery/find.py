@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 from collections import Counter
 from dataclasses import dataclass, replace
+from itertools import combinations
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -80,19 +81,23 @@ class Candidates(_Strict):
                 f"the bundle is generation {about.generation} of model {about.checkpoint}",
                 hint=f"ncd-serve discover NEW --bundle {bundle.folder} looks at them with this one",
             )
-        said, images = corrections_of(bundle, bundle.reference()), set[str]()
-        names = {*about.cluster_names, *about.new_names.values()}
+        self._check_each_other()
+        said, names = corrections_of(bundle, bundle.reference()), {*about.cluster_names, *about.new_names.values()}
         for candidate in self.candidates:
             check_accepted(said, candidate.images)
-            if taken := images & set(candidate.images):
-                raise DataError(f"{min(taken)} is in two candidates", hint="leave it in one of them")
             if candidate.name in names:
                 raise DataError(
                     f"a cluster is called '{candidate.name}' already",
                     hint="give the candidate another name; clusters can be merged later",
                 )
-            images |= set(candidate.images)
-            names |= {candidate.name or ""}
+
+    def _check_each_other(self) -> None:
+        """Raise DataError if two candidates have an image or a name in common."""
+        for one, other in combinations(self.candidates, 2):
+            if common := set(one.images) & set(other.images):
+                raise DataError(f"{min(common)} is in two candidates", hint="leave it in one of them")
+            if one.name and one.name == other.name:
+                raise DataError(f"two candidates are called '{one.name}'", hint="put the images of both into one")
 
 
 @dataclass(frozen=True)
@@ -204,7 +209,10 @@ def embedded(files: Sequence[Path], bundle: Bundle, *, progress: Progress = SILE
             paths.append(str(file.absolute()))
             vectors.append(answer)
     if not paths:
-        raise DataError(f"none of the {len(files)} images can be read: {bad[0][1]}", hint="check the images")
+        raise DataError(
+            f"none of the {len(files)} images can be read: {bad[0][0]}: {bad[0][1]}",
+            hint="check the images, and whether they were moved",
+        )
     return Batch(paths, np.stack(vectors), bad)
 
 

@@ -96,7 +96,7 @@ def test_its_facts(place: Path) -> None:
     (parent,) = about.ancestors
     assert (parent.generation, parent.digest, parent.clusters) == (1, first.digest, CLUSTERS)
     card, model = (second.folder / "MODEL_CARD.md").read_text(), onnx.load(second.model_path)
-    assert f"## Generation 2\nClusters 3 to 3 were appended to bundle `{parent.bundle_id}`, from 25 images." in card
+    assert f"## Generation 2\nAppended to bundle `{parent.bundle_id}`: cluster 3, from 25 images." in card
     assert {entry.key: entry.value for entry in model.metadata_props} == {"bundle_id": about.bundle_id}
     kinds = [change.kind for change in about.changes]
     assert kinds == ["grown", "grown", "kept", "new"]
@@ -214,12 +214,14 @@ def test_what_is_refused_changes_nothing(place: Path) -> None:
         return place / "accepted.json"
 
     half = len(first.images) // 2
+    alike = [first.model_copy(update={"images": part, "name": "owl"}) for part in (first.images[:9], first.images[9:])]
     twice = [first.model_copy(update={"images": part}) for part in (first.images[: half + 1], first.images[half:])]
     for changed, reason in (
         ({"checkpoint": "f" * 12}, "of model ffffffffffff"),
         ({"generation": 2}, "of generation 2"),
         ({"candidates": []}, "nothing to append"),
         ({"candidates": twice}, "is in two candidates"),
+        ({"candidates": alike}, "two candidates are called 'owl'"),
         ({"candidates": [first.model_copy(update={"name": "cluster-1"})]}, "called 'cluster-1' already"),
         ({"candidates": [first.model_copy(update={"images": ["/gone.png", "/lost.png"]})]}, "none of the 2 images"),
         ({"candidates": [first.model_copy(update={"images": [*first.images, "/gone.png"]})]}, "gone.png"),
