@@ -53,13 +53,19 @@ def exported_to(bundle: Path) -> ExportPlace | None:
         record = _Record.model_validate_json((bundle / EXPORTED).read_bytes())
     except (OSError, ValidationError):
         return None
-    place = ExportPlace(_short((bundle.resolve() / record.repository).resolve()), record.model)
+    place = ExportPlace(shortened((bundle.resolve() / record.repository).resolve()), record.model)
     return place if (place.repository / place.model).is_dir() else None
 
 
 def export_place(bundle: Path) -> ExportPlace:
     """Return what a bundle was exported to; the default place if it does not say."""
     return exported_to(bundle) or ExportPlace(DEFAULT_REPOSITORY, DEFAULT_MODEL)
+
+
+def shortened(path: Path) -> Path:
+    """Return a path relative to the present folder if it is below it."""
+    here = Path.cwd()
+    return path.relative_to(here) if path.is_relative_to(here) else path
 
 
 def title_of(source: Path) -> str:
@@ -148,9 +154,3 @@ def _manifest(bundle: Path) -> BundleManifest | None:
         return BundleManifest.model_validate_json((bundle / MANIFEST).read_bytes())
     except (OSError, ValidationError):
         return None
-
-
-def _short(path: Path) -> Path:
-    """Return a path relative to the present folder if it is below it."""
-    here = Path.cwd()
-    return path.relative_to(here) if path.is_relative_to(here) else path

@@ -13,7 +13,7 @@ from rich.table import Column, Table
 
 from ncd_serve.cli.console import answer, out, progress, show_next
 from ncd_serve.errors import UsageError
-from ncd_serve.places import bundle_of
+from ncd_serve.places import bundle_of, shortened
 
 _MAX_EXAMPLES = 3
 _MAX_KNOWN_PRINTED = 5
@@ -111,16 +111,18 @@ def history(
         Column("images", justify="right"),
         Column("clusters", justify="right"),
         "changes",
-        "ACC",
+        Column("ACC", no_wrap=True),
         "verdict",
         Column("bundle", overflow="fold"),
     )
     for each in found:
-        scores = ", ".join(f"{split} {acc:.3f}" for split, acc in each.scores.items()) or "-"
+        scores = "\n".join(f"{split} {acc:.3f}" for split, acc in each.scores.items()) or "-"
         images = "-" if each.images is None else str(each.images)
-        words = (each.changes, scores, each.verdict or "-", each.folder or "gone")
-        table.add_row(str(each.generation), each.created, images, str(each.clusters), *map(escape, words))
+        folder = str(shortened(Path(each.folder))) if each.folder else "gone"
+        words = (each.changes, scores, each.verdict or "-", folder)
+        created = each.created[:16].replace("T", " ")
+        table.add_row(str(each.generation), created, images, str(each.clusters), *map(escape, words))
     out.print(table)
-    if kept := [each for each in found if each.folder]:
-        answer("each of these bundles can be served, the newest one by:")
-        show_next("export", kept[-1].folder)
+    if there := [Path(each.folder) for each in found if each.folder]:
+        answer("every bundle that is there can be served, the newest one by:")
+        show_next("export", shortened(there[-1]))
