@@ -62,11 +62,11 @@ def append_generation(
     _check_place(bundle, out)
     reference, mixture = mixture_of(bundle)
     batch, chosen = accepted(add, accept, bundle, progress=progress)
-    corrected = _corrected(bundle, reference)
-    new = _new_clusters(bundle, [*corrected.values(), *chosen.candidates], progress)
+    corrected, others = _corrected(bundle, reference, chosen.candidates)
+    new = _new_clusters(bundle, [*corrected.values(), *others], progress)
     taken = {path for cluster in new for path in cluster.paths}
-    others = mixture.project(batch.embeddings[[path not in taken for path in batch.paths]])
-    grown = grow(mixture, [mixture.project(cluster.embeddings) for cluster in new], others, reference.places())
+    rest = mixture.project(batch.embeddings[[path not in taken for path in batch.paths]])
+    grown = grow(mixture, [mixture.project(cluster.embeddings) for cluster in new], rest, reference.places())
     with disk_errors_as_data_errors(out), staged_directory(out) as folder:
         shutil.copytree(bundle.folder, folder, dirs_exist_ok=True)
         if place := exported_to(bundle.folder):
@@ -96,17 +96,27 @@ def _check_place(bundle: Bundle, out: Path) -> None:
     check_writable(out.absolute().parent)
 
 
-def _corrected(bundle: Bundle, reference: Reference) -> dict[int, Candidate]:
-    """Return the clusters that exist by corrections of single images alone, by id, if they have at least two images."""
+def _corrected(
+    bundle: Bundle, reference: Reference, candidates: list[Candidate]
+) -> tuple[dict[int, Candidate], list[Candidate]]:
+    """Return the clusters that exist by corrections alone, by id, if they have two images, and the other candidates.
+
+    A candidate that has the name of such a cluster joins it.
+    """
     about, files = bundle.manifest, defaultdict[int, list[str]](list)
     for path, to in about.images.items():
         if to != WRONG and to in about.new_names:
             files[to].append(str(reference.root / path))
-    return {
+    numbers = {name: number for number, name in about.new_names.items()}
+    for candidate in candidates:
+        if candidate.name in numbers:
+            files[numbers[candidate.name]] += candidate.images
+    corrected = {
         number: Candidate(images=files[number], name=name)
         for number, name in sorted(about.new_names.items())
         if len(files[number]) > 1
     }
+    return corrected, [candidate for candidate in candidates if candidate.name not in numbers]
 
 
 def _after_growth(

@@ -82,10 +82,10 @@ class Candidates(_Strict):
                 hint=f"ncd-serve discover NEW --bundle {bundle.folder} looks at them with this one",
             )
         self._check_each_other()
-        said, names = corrections_of(bundle, bundle.reference()), {*about.cluster_names, *about.new_names.values()}
+        said = corrections_of(bundle, bundle.reference())
         for candidate in self.candidates:
             check_accepted(said, candidate.images)
-            if candidate.name in names:
+            if candidate.name in about.cluster_names:
                 raise DataError(
                     f"a cluster is called '{candidate.name}' already",
                     hint="give the candidate another name; clusters can be merged later",

@@ -143,6 +143,18 @@ def test_names_merges_and_corrections_are_taken_along(place: Path) -> None:
     assert set(after["cluster_id"][kinds == KNOWN + 1]) == {0}, "it is merged still"
 
 
+def test_a_candidate_joins_the_category_that_a_person_began(place: Path) -> None:
+    own = [str(path) for path in save(place / "own", NEW, 1, seed=5)]
+    names = Names.model_validate({"clusters": {CLUSTERS: {"name": "owl"}}, "images": dict.fromkeys(own, CLUSTERS)})
+    rename_bundle(place / "bundle", names, repository=place / "models", name="m")
+    found = discover(place / "new", place / "bundle").candidates
+    entry = found.candidates[0].model_copy(update={"name": "owl"})
+    (place / "candidates.json").write_text(found.model_copy(update={"candidates": [entry]}).model_dump_json())
+    second = append(place, accept=place / "candidates.json")
+    assert second.manifest.cluster_names[CLUSTERS:] == ["owl"] and second.manifest.new_names == {}
+    assert second.reference().counts.tolist() == [EACH] * CLUSTERS + [26]
+
+
 def test_corrections_are_labels_of_the_next_generation(place: Path) -> None:
     """Images of cluster 2 that a person gave to cluster 0 or to none no longer speak for cluster 2."""
     paths = Bundle.read(place / "bundle").reference().paths

@@ -101,7 +101,9 @@ def _before(bundle: Bundle, chosen: Candidates, *, promote: bool) -> _Before:
     if promote:
         named = {state.cluster_id for state in cluster_states(about) if state.state == "named"}
         labelled |= {file for file, number in ids.items() if number in named}
-    for number, candidate in enumerate(chosen.candidates, len(about.cluster_names) + len(new)):
+    waiting = {name: number for number, name in new.items()}
+    for candidate in chosen.candidates:
+        number = waiting.get(candidate.name, len(about.cluster_names) + len(new))
         new[number] = candidate.name
         ids |= dict.fromkeys(map(os.path.normpath, candidate.images), number)
     labelled |= {file for file, number in ids.items() if number in new}
