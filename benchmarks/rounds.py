@@ -12,8 +12,8 @@ of new images name clusters and score, nothing else.
 Rows: `nothing` keeps the first model. `scratch` trains the tail anew in each round, on known classes and clusters of
 all images, and carries names by overlap; it is told the number of classes. `threshold` clusters images that are far
 from all class means; it is told the number as well. `append` is `discover` and `train --after`. `retrain` also lets the
-tail learn what was named. `oracle` is `append` with the images of new classes given. Finished parts in --out are used
-again.
+tail learn what was named. `oracle` is `append` with the images of new classes given. Minutes are those of a row's four
+rounds, without trunk maps and the first model. Finished parts in --out are used again.
 """
 
 from __future__ import annotations

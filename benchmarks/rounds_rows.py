@@ -99,7 +99,8 @@ class Nothing:
     """The first model, for ever; also the base of the other rows."""
 
     def __init__(self, world: World) -> None:
-        self.world, self.tail, self.names = world, world.first, [*range(KNOWN)]
+        self.world, self.names = world, [*range(KNOWN)]
+        self.tail = world.first.copy()  # it computes features anew, so that each row's minutes are its own
         self.rows, self.classes = world.labelled, world.labels
         self.fit()
 

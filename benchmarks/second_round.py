@@ -4,7 +4,8 @@
 
 Letters as in the demo. For each seed: 10 batches of 300 images with 80 of one digit, 10 batches of vowels alone. A
 digit is found if a candidate has more than half of its images and is at least 90% pure. AUROC is that of single images
-of the digit against vowels: by the distance that `fit` has its limits on, and by the output `outside`. Then the first
+of the digit against vowels: by the distance that `fit` has its limits on, and by the output `outside`. A second table
+compares the strength of candidates, weak ones too, with the share of them that are mostly of a digit. Then the first
 digit that was found is named: a real Triton serves the vowels by name, generation 2 with the digit is exported while a
 client asks without a pause, and that client asks about 30 other images of the digit and 60 other vowels. Finished runs
 in --runs are used again. Exit code 1 if fewer than 7 of 10 digits are found, more than one of 10 batches of vowels
@@ -20,6 +21,7 @@ import shutil
 import sys
 import threading
 from concurrent.futures import ThreadPoolExecutor
+from itertools import pairwise
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -36,7 +38,16 @@ from rich.table import Table
 
 from ncd_serve.bundle import Bundle
 from ncd_serve.client.client import Client
-from ncd_serve.discovery.find import Batch, Candidates, discover, mixture_of, read_batch
+from ncd_serve.discovery.find import (
+    MIN_GROUP_STRENGTH,
+    MIN_STRENGTH,
+    Batch,
+    Candidate,
+    Candidates,
+    discover,
+    mixture_of,
+    read_batch,
+)
 from ncd_serve.fit import directions
 from ncd_serve.naming import Names
 from ncd_serve.prediction import Prediction
@@ -46,6 +57,7 @@ from ncd_serve.runners import OnnxRunner
 from ncd_serve.triton import TritonServer
 
 DIGITS, IMAGES, UNSEEN, NULLS = "0123456789", 300, 80, 10
+STRENGTHS = (MIN_GROUP_STRENGTH, 0.8, MIN_STRENGTH, 1.01)  # limits of the second table
 LATER, MODEL = (30, 90), "letters"  # images of the digit, and of all, that are served
 COLUMNS = ("seed", "digits found", "not found", "false candidates in 10", "AUROC of fit", "AUROC of outside",
            "served: digit", "named", "vowels so named", "answered otherwise", "failed", "as assign")  # fmt: skip
@@ -77,9 +89,13 @@ def bundle_of(folder: Path, seed: int) -> Bundle:
     return Bundle.read(run / "bundle")
 
 
+def share_of_digits(images: list[str]) -> float:
+    return sum(Path(path).name[0].isdigit() for path in images) / len(images)
+
+
 def is_found(images: list[str]) -> bool:
-    right = sum(Path(path).name[0].isdigit() for path in images)
-    return right > UNSEEN / 2 and right >= 0.9 * len(images)
+    share = share_of_digits(images)
+    return share * len(images) > UNSEEN / 2 and share >= 0.9
 
 
 def scores_of(bundle: Bundle, batch: Batch) -> tuple[float, float]:
@@ -88,6 +104,23 @@ def scores_of(bundle: Bundle, batch: Batch) -> tuple[float, float]:
     new = np.array([Path(path).name[0].isdigit() for path in batch.paths])
     distances = 1 - (directions(batch.embeddings) @ reference.limits().centres.T).max(1)
     return auroc(distances, new), auroc(mixture.outside(batch.embeddings), new)
+
+
+def candidates_in(batch: Batch, bundle: Bundle, groups: list[tuple[float, bool]]) -> list[Candidate]:
+    """Return what is proposed in a batch; add the strength of every group, and whether it is new, to `groups`."""
+    found = discover(batch, bundle, min_strength=MIN_GROUP_STRENGTH).candidates.candidates
+    groups += [(each.strength, share_of_digits(each.images) > 0.5) for each in found]
+    return [each for each in found if each.strength >= MIN_STRENGTH]
+
+
+def calibration(groups: list[tuple[float, bool]]) -> Table:
+    """Return a table of the share of candidates that are new, by their strength."""
+    table = Table("strength", "candidates", "mean strength", "share that is new")
+    for low, high in pairwise(STRENGTHS):
+        chosen = [group for group in groups if low <= group[0] < high]
+        means = [f"{value:.2f}" for value in np.mean(chosen, axis=0)] if chosen else ["-", "-"]
+        table.add_row(f"{low:.2f} to {min(high, 1):.2f}", str(len(chosen)), *means)
+    return table
 
 
 class Served(NamedTuple):
@@ -178,25 +211,27 @@ def main() -> None:
     parser.add_argument("--seeds", type=int, nargs="+", default=[0, 1, 2])
     options = parser.parse_args()
     table = Table(*COLUMNS)
-    good = True
+    good, groups = True, list[tuple[float, bool]]()
     for seed in options.seeds:
         folder = options.runs / f"g{seed}"
         bundle, found, missed, fits = bundle_of(folder, seed), 0, "", []
         for digit in DIGITS:
             batch = read_batch(draw(folder / f"batch-{digit}", digit, seed, int(digit)), bundle)
-            candidates = discover(batch, bundle).candidates.candidates
+            candidates = candidates_in(batch, bundle, groups)
             hit = any(is_found(candidate.images) for candidate in candidates)
             found, missed = found + hit, missed + ("" if hit else digit)
             fits.append(scores_of(bundle, batch))
         nulls = [draw(folder / f"null-{number}", "", seed, 100 + number) for number in range(NULLS)]
-        false = sum(len(discover(images, bundle).candidates.candidates) for images in nulls)
+        false = sum(len(candidates_in(read_batch(images, bundle), bundle, groups)) for images in nulls)
         by_fit, by_outside = np.mean(fits, axis=0)
         digit = next((digit for digit in DIGITS[4:] + DIGITS[:4] if digit not in missed), DIGITS[0])
         served = serve(folder, digit, seed)
         cells = [f"{found} of 10", missed or "-", str(false), f"{by_fit:.3f}", f"{by_outside:.3f}", digit]
         table.add_row(str(seed), *cells, *served.cells())
         good &= found >= 7 and false <= 1 and by_outside > by_fit and served.good
-    Console(width=180).print(table)
+    console = Console(width=180)
+    console.print(table)
+    console.print(calibration(groups))
     sys.exit(not good)
 
 

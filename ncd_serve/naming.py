@@ -138,7 +138,7 @@ def corrections_in_words(manifest: BundleManifest) -> str:
     wrong, new = targets.count(WRONG), sum(to in manifest.new_names for to in targets)
     parts = {
         "moved": len(targets) - wrong - new,
-        f"in {len(manifest.new_names)} new categories": new,
+        f"in {len(manifest.new_names)} new {'category' if len(manifest.new_names) == 1 else 'categories'}": new,
         "in none": wrong,
     }
     return ", ".join(f"{count} {what}" for what, count in parts.items() if count)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import glob
 import json
 import os
 import re
@@ -52,13 +53,19 @@ def exported_to(bundle: Path) -> ExportPlace | None:
         record = _Record.model_validate_json((bundle / EXPORTED).read_bytes())
     except (OSError, ValidationError):
         return None
-    place = ExportPlace(_short((bundle.resolve() / record.repository).resolve()), record.model)
+    place = ExportPlace(shortened((bundle.resolve() / record.repository).resolve()), record.model)
     return place if (place.repository / place.model).is_dir() else None
 
 
 def export_place(bundle: Path) -> ExportPlace:
     """Return what a bundle was exported to; the default place if it does not say."""
     return exported_to(bundle) or ExportPlace(DEFAULT_REPOSITORY, DEFAULT_MODEL)
+
+
+def shortened(path: Path) -> Path:
+    """Return a path relative to the present folder if it is below it."""
+    here = Path.cwd()
+    return path.relative_to(here) if path.is_relative_to(here) else path
 
 
 def title_of(source: Path) -> str:
@@ -77,24 +84,43 @@ def newest_run() -> Path:
 
 
 def newest_bundle() -> Path:
-    """Return the bundle of the newest run that has one."""
+    """Return the bundle of the newest run that has one, in its newest generation."""
     if not (bundles := list(_bundles())):
         raise DataError("no exported run in this folder or below it", hint="ncd-serve export RUN exports one")
-    return bundles[0]
+    return newest_generation(bundles[0])
 
 
 def bundle_of(source: Path) -> Path:
-    """Return a bundle's folder: that of a run, or `source` itself."""
+    """Return a bundle's folder: that of a run, in its newest generation, or `source` itself."""
     if (source / MANIFEST).is_file() or not (source / _RUN_FACTS).is_file():
         return source
     if not (source / "bundle" / MANIFEST).is_file():
         raise DataError(f"{source} was not exported yet", hint=f"ncd-serve export {source}")
-    return source / "bundle"
+    return newest_generation(source / "bundle")
+
+
+def next_generation(folder: Path, generation: int) -> Path:
+    """Return the default folder of the generation after that of a bundle or a run: `bundle-2` after `bundle`."""
+    return folder.with_name(f"{_family(folder, generation)}-{generation + 1}")
+
+
+def newest_generation(bundle: Path) -> Path:
+    """Return the newest generation beside a bundle of the same training, or the bundle itself."""
+    if (own := _manifest(bundle)) is None:
+        return bundle
+    found = {own.generation: bundle}
+    for folder in bundle.parent.glob(f"{glob.escape(_family(bundle, own.generation))}-*"):
+        about = _manifest(folder)
+        if about and about.checkpoint == own.checkpoint and about.generation > own.generation:
+            found[about.generation] = folder
+    return found[max(found)]
 
 
 def bundle_of_checkpoint(checkpoint: str) -> Path | None:
-    """Return the bundle of the newest run whose model is this one; None if there is none."""
-    return next((bundle for bundle in _bundles() if _checkpoint(bundle) == checkpoint), None)
+    """Return the newest generation of the newest run whose model is this one; None if there is none."""
+    found = ((bundle, _manifest(bundle)) for bundle in _bundles())
+    same = (bundle for bundle, about in found if about and about.checkpoint == checkpoint)
+    return next(map(newest_generation, same), None)
 
 
 def find_runs(*, finished: bool = True) -> list[Path]:
@@ -117,14 +143,14 @@ def _bundles() -> Iterator[Path]:
     return (run / "bundle" for run in find_runs() if (run / "bundle" / MANIFEST).is_file())
 
 
-def _checkpoint(bundle: Path) -> str:
+def _family(folder: Path, generation: int) -> str:
+    """Return what the default names of all generations begin with."""
+    return folder.name.removesuffix(f"-{generation}")
+
+
+def _manifest(bundle: Path) -> BundleManifest | None:
+    """Return what a bundle says of itself; None if it is none, or damaged."""
     try:
-        return BundleManifest.model_validate_json((bundle / MANIFEST).read_bytes()).checkpoint
+        return BundleManifest.model_validate_json((bundle / MANIFEST).read_bytes())
     except (OSError, ValidationError):
-        return ""
-
-
-def _short(path: Path) -> Path:
-    """Return a path relative to the present folder if it is below it."""
-    here = Path.cwd()
-    return path.relative_to(here) if path.is_relative_to(here) else path
+        return None

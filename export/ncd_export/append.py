@@ -4,32 +4,30 @@ from __future__ import annotations
 
 import os
 import shutil
-import uuid
 from collections import defaultdict
 from dataclasses import dataclass, replace
-from datetime import datetime, timezone
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import onnx
 
-from ncd_export.generation import append_clusters
+from ncd_export.generation import ODDS, append_clusters
 from ncd_export.merge import set_merges
 from ncd_export.publish import seal
+from ncd_export.rename import new_identity, rewrite_card, stamp
 from ncd_export.repository import check_writable, disk_errors_as_data_errors
-from ncd_serve.bundle import MODEL, Ancestor, Bundle, BundleManifest, Change
-from ncd_serve.discovery.corrections import check_accepted, corrections_of
-from ncd_serve.discovery.find import Batch, Candidate, Candidates, discover, embedded, mixture_of, read_batch
+from ncd_serve.bundle import CARD, MODEL, Ancestor, Bundle, BundleManifest, Change
+from ncd_serve.discovery.find import Batch, Candidate, accepted, embedded, mixture_of
 from ncd_serve.errors import DataError, ExportMismatchError, UsageError
 from ncd_serve.files import staged_directory, swap_in
 from ncd_serve.mixture import grow
 from ncd_serve.naming import WRONG
 from ncd_serve.onnx_file import check_self_contained
+from ncd_serve.places import exported_to, next_generation, remember_export
 from ncd_serve.preprocess import load_array
 from ncd_serve.reference import REFERENCE, Reference
 from ncd_serve.runners import open_session
-from ncd_serve.text import check_name
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -63,28 +61,24 @@ def append_generation(
     bundle, out = Bundle.read(after), Path(out)
     _check_place(bundle, out)
     reference, mixture = mixture_of(bundle)
-    chosen = Candidates.read(accept) if accept else None
-    if chosen is not None:
-        chosen.check(bundle)
-    batch = read_batch(add, bundle, progress=progress)
-    chosen = chosen or discover(batch, bundle, progress=progress).candidates
-    corrected, said = _corrected(bundle, reference), corrections_of(bundle, bundle.reference())
-    for candidate in chosen.candidates:
-        check_accepted(said, candidate.images)
-    new = _new_clusters(bundle, [*corrected.values(), *chosen.candidates], progress)
+    batch, chosen = accepted(add, accept, bundle, progress=progress)
+    corrected, others = _corrected(bundle, reference, chosen.candidates)
+    new = _new_clusters(bundle, [*corrected.values(), *others], progress)
     taken = {path for cluster in new for path in cluster.paths}
-    others = mixture.project(batch.embeddings[[path not in taken for path in batch.paths]])
-    grown = grow(mixture, [mixture.project(cluster.embeddings) for cluster in new], others, reference.places())
+    rest = mixture.project(batch.embeddings[[path not in taken for path in batch.paths]])
+    grown = grow(mixture, [mixture.project(cluster.embeddings) for cluster in new], rest, reference.places())
     with disk_errors_as_data_errors(out), staged_directory(out) as folder:
         shutil.copytree(bundle.folder, folder, dirs_exist_ok=True)
+        if place := exported_to(bundle.folder):
+            remember_export(folder, place, bundle=out)  # relative to the new place
         fresh = _reference(reference.with_mixture(grown), grown, new)
         fresh.write(folder / REFERENCE)
         fresh = Reference.read(folder / REFERENCE)  # the file rounds, and all users must see the same values
-        _rewrite_model(folder / MODEL, bundle, fresh, added=len(new))
+        manifest = _manifest(bundle, new, _changes(reference, grown, batch, added=len(new)))
+        _rewrite_model(folder / MODEL, manifest, fresh, added=len(new))
         _verify(bundle, folder / MODEL, batch)
-        changes = _changes(reference, grown, batch, added=len(new))
-        manifest = _manifest(bundle, new, changes)
         corrections = _after_growth(bundle.manifest, [*corrected], manifest, roots=(reference.root, fresh.root))
+        rewrite_card(folder / CARD, bundle.manifest, manifest, section=_section(bundle, new))
         seal(folder, manifest.model_copy(update=corrections), bundle.manifest.sha256)
         swap_in(folder, out)
     return Bundle.read(out)
@@ -93,8 +87,7 @@ def append_generation(
 def next_folder(after: Path) -> Path:
     """Return the default folder of the next generation: beside the bundle, with the number of the generation."""
     bundle = Bundle.read(after)
-    folder, generation = bundle.folder.absolute(), bundle.manifest.generation
-    return Path(os.path.relpath(folder.with_name(f"{folder.name.removesuffix(f'-{generation}')}-{generation + 1}")))
+    return Path(os.path.relpath(next_generation(bundle.folder.absolute(), bundle.manifest.generation)))
 
 
 def _check_place(bundle: Bundle, out: Path) -> None:
@@ -103,17 +96,27 @@ def _check_place(bundle: Bundle, out: Path) -> None:
     check_writable(out.absolute().parent)
 
 
-def _corrected(bundle: Bundle, reference: Reference) -> dict[int, Candidate]:
-    """Return the clusters that exist by corrections of single images alone, by id, if they have at least two images."""
+def _corrected(
+    bundle: Bundle, reference: Reference, candidates: list[Candidate]
+) -> tuple[dict[int, Candidate], list[Candidate]]:
+    """Return the clusters that exist by corrections alone, by id, if they have two images, and the other candidates.
+
+    A candidate that has the name of such a cluster joins it.
+    """
     about, files = bundle.manifest, defaultdict[int, list[str]](list)
     for path, to in about.images.items():
         if to != WRONG and to in about.new_names:
             files[to].append(str(reference.root / path))
-    return {
+    numbers = {name: number for number, name in about.new_names.items()}
+    for candidate in candidates:
+        if candidate.name in numbers:
+            files[numbers[candidate.name]] += candidate.images
+    corrected = {
         number: Candidate(images=files[number], name=name)
         for number, name in sorted(about.new_names.items())
         if len(files[number]) > 1
     }
+    return corrected, [candidate for candidate in candidates if candidate.name not in numbers]
 
 
 def _after_growth(
@@ -142,23 +145,13 @@ def _new_clusters(bundle: Bundle, candidates: list[Candidate], progress: Progres
             "no new category was found: there is nothing to append",
             hint=f"ncd-serve discover NEW --bundle {bundle.folder} shows what the images are like",
         )
-    taken: dict[str, int] = {}
     new = []
-    for number, candidate in enumerate(candidates):
-        for path in candidate.images:
-            if taken.setdefault(path, number) != number:
-                raise DataError(f"{path} is in two candidates", hint="leave it in one of them")
+    for candidate in candidates:
         found = embedded([Path(path) for path in candidate.images], bundle, progress=progress)
         if found.unreadable:
             path, reason = found.unreadable[0]
             raise DataError(f"{path}: {reason}", hint="restore the image, or remove it from the candidates")
-        name = check_name(candidate.name) if candidate.name else None
-        if name in bundle.manifest.cluster_names:
-            raise DataError(
-                f"a cluster is called '{name}' already",
-                hint="give the candidate another name; clusters can be merged later",
-            )
-        new.append(_NewCluster(name, found.paths, found.embeddings))
+        new.append(_NewCluster(candidate.name, found.paths, found.embeddings))
     return new
 
 
@@ -202,15 +195,15 @@ def _without_aside(reference: Reference, paths: set[str]) -> Reference:
     )
 
 
-def _rewrite_model(path: Path, bundle: Bundle, fresh: Reference, *, added: int) -> None:
+def _rewrite_model(path: Path, about: BundleManifest, fresh: Reference, *, added: int) -> None:
+    """Append the clusters to the model of the generation before, which `about` is the manifest after."""
     check_self_contained(path)
-    model, about, mixture = onnx.load(path), bundle.manifest, fresh.mixture()
+    model, mixture, known = onnx.load(path), fresh.mixture(), len(about.known_classes)
     assert mixture is not None
-    known = len(about.known_classes)
     set_merges(model.graph, {}, known=known)
-    generation = about.generation + 1
-    append_clusters(model.graph, mixture, fresh.limits(), added=added, known=known, generation=generation)
+    append_clusters(model.graph, mixture, fresh.limits(), added=added, known=known, generation=about.generation)
     set_merges(model.graph, about.merged, known=known)
+    stamp(model, about)
     onnx.checker.check_model(model, full_check=True)
     onnx.save(model, path)
 
@@ -219,14 +212,18 @@ def _verify(bundle: Bundle, model: Path, batch: Batch) -> None:
     """Raise ExportMismatchError unless images that go to no new cluster are answered bit for bit as before."""
     files = batch.paths[:: -(-len(batch.paths) // _MAX_COMPARED)]
     images = np.stack([load_array(Path(file), bundle.manifest.preprocess) for file in files])
-    names = ["probabilities", "cluster_id", "confidence"]
-    before, after = (open_session(path).run(names, {"image": images}) for path in (bundle.model_path, model))
-    old = before[0].shape[1]
-    stay = after[1].astype(np.int64) < old
-    same = (before[0] == after[0][:, :old]).all(1) & (before[1] == after[1]) & (before[2] == after[2])
-    if not same[stay].all():
+    sessions = [open_session(path) for path in (bundle.model_path, model)]
+    names = [output.name for output in sessions[0].get_outputs() if output.name not in ODDS]
+    before, after = (dict(zip(names, each.run(names, {"image": images}), strict=True)) for each in sessions)
+    old = before["probabilities"].shape[1]
+    after["probabilities"] = after["probabilities"][:, :old]
+    stay = after["cluster_id"] < old
+    changed = np.zeros(len(images), bool)
+    for name in names:
+        changed |= (before[name] != after[name]).reshape(len(images), -1).any(1)
+    if changed[stay].any():
         raise ExportMismatchError(
-            f"{(~same[stay]).sum()} of {stay.sum()} images are answered otherwise than before",
+            f"{changed[stay].sum()} of {stay.sum()} images are answered otherwise than before",
             hint="nothing was written; report this as a defect",
         )
 
@@ -259,6 +256,18 @@ def _likeliest(mixture: Mixture, places: Floats) -> Ids:
     return np.maximum(best, -1)
 
 
+def _section(bundle: Bundle, new: list[_NewCluster]) -> str:
+    """Return what the model card says about the generation."""
+    about, first = bundle.manifest, len(bundle.manifest.cluster_names)
+    clusters = f"clusters {first} to {first + len(new) - 1}" if len(new) > 1 else f"cluster {first}"
+    images = sum(len(cluster.paths) for cluster in new)
+    return (
+        f"\n## Generation {about.generation + 1}\n"
+        f"Appended to bundle `{about.bundle_id}`: {clusters}, from {images} images. Nothing was trained: all scores "
+        "are those of the clusters before.\n"
+    )
+
+
 def _manifest(bundle: Bundle, new: list[_NewCluster], changes: list[Change]) -> BundleManifest:
     about = bundle.manifest
     first = len(about.cluster_names) - (len(about.known_classes) if about.open_world else 0)
@@ -266,8 +275,7 @@ def _manifest(bundle: Bundle, new: list[_NewCluster], changes: list[Change]) -> 
     return about.model_copy(
         update={
             "schema_version": BundleManifest.model_fields["schema_version"].default,
-            "bundle_id": uuid.uuid4().hex[:12],
-            "created": datetime.now(timezone.utc).isoformat(timespec="seconds"),
+            **new_identity(),
             "cluster_names": [*about.cluster_names, *names],
             "generation": about.generation + 1,
             "ancestors": [*about.ancestors, Ancestor.of(bundle)],

@@ -24,6 +24,7 @@ if TYPE_CHECKING:
     from ncd_serve.fit import FitLimits
     from ncd_serve.mixture import Mixture
 
+ODDS = ("outside", "known")  # outputs that follow the number of clusters
 _ODDS_PREFIX = "outside/"
 _MAX_ODDS = 13.0
 _LAST = np.array([np.iinfo(np.int64).max])
@@ -33,7 +34,7 @@ def write_first_generation(path: Path, mixture: Mixture) -> None:
     """Add the outputs `outside` and `known` to the file of an exported graph, which has no other blocks yet."""
     model = onnx.load(path)
     nodes = Nodes(model.graph, _prefix(1))
-    names = ("outside", "known") if mixture.known_classes else ("outside",)
+    names = ODDS if mixture.known_classes else ODDS[:1]
     batch = model.graph.input[0].type.tensor_type.shape.dim[0].dim_param
     model.graph.output.extend(helper.make_tensor_value_info(name, TensorProto.FLOAT, [batch]) for name in names)
     _add_odds(model.graph, mixture, *_add_mixture(nodes, mixture, _add_unit(nodes)))
@@ -50,7 +51,7 @@ def append_clusters(
     """
     drop_nodes(graph, _ODDS_PREFIX)
     nodes, outputs = Nodes(graph, _prefix(generation)), {output.name: output for output in graph.output}
-    changed = [name for name in outputs if name not in ("embedding", "outside", "known")]
+    changed = [name for name in outputs if name not in ("embedding", *ODDS)]
     before = {name: f"{_prefix(generation)}before/{name}" for name in changed}
     rename_tensors(graph, before)
     unit = _add_unit(nodes)

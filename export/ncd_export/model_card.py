@@ -9,6 +9,8 @@ from ncd_training.model.hub import restriction
 from ncd_training.objective.method import method_named
 from ncd_training.summary.figures import split_uses
 
+from ncd_serve.naming import known_clusters
+
 if TYPE_CHECKING:
     from ncd_training.base.run_dir import Summary
     from ncd_training.data.prepare import Setup
@@ -34,6 +36,7 @@ def render_card(
     environment = Environment(loader=PackageLoader("ncd_export"), undefined=StrictUndefined, trim_blocks=True)
     return environment.get_template("model_card.md.jinja").render(
         manifest=manifest,
+        clusters=len(manifest.cluster_names) - known_clusters(manifest),
         method=method_named(manifest.method).title,
         splits=split_uses(setup.manifest),
         baselines=summary.baselines,

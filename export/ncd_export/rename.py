@@ -23,7 +23,16 @@ from ncd_export.repository import (
 from ncd_serve.bundle import CARD, MODEL, Bundle, BundleManifest
 from ncd_serve.errors import DataError
 from ncd_serve.files import staged_directory, write_text
-from ncd_serve.naming import WRONG, ClusterState, Correction, Names, Naming, apply_names, cluster_states
+from ncd_serve.naming import (
+    WRONG,
+    ClusterState,
+    Correction,
+    Names,
+    Naming,
+    apply_names,
+    cluster_states,
+    known_clusters,
+)
 from ncd_serve.runners import OnnxRunner
 from ncd_serve.text import printable
 
@@ -95,25 +104,41 @@ def carry_names(fresh: Bundle, carried: Carried | None) -> bool:
     return named
 
 
+def new_identity() -> dict[str, str]:
+    """Return the fields of a manifest that tell a bundle from the one that it was made of."""
+    created = datetime.now(timezone.utc).isoformat(timespec="seconds")
+    return {"bundle_id": uuid.uuid4().hex[:12], "created": created}
+
+
+def rewrite_card(card: Path, old: BundleManifest, new: BundleManifest, *, section: str = "") -> None:
+    """Bring the model card of `old` up to date with `new`; another section stands before that of the names."""
+    text = card.read_text(encoding="utf-8", errors="replace")
+    for one, other in ((old.bundle_id, new.bundle_id), (old.created, new.created), (_heading(old), _heading(new))):
+        text = text.replace(one, other)
+    write_text(card, _NAMES_SECTION.sub("", text) + section + _names_section(new))
+
+
+def stamp(model: onnx.ModelProto, manifest: BundleManifest) -> None:
+    """Write the id of its bundle into a model."""
+    facts = {entry.key: entry.value for entry in model.metadata_props}
+    onnx.helper.set_model_props(model, {**facts, "bundle_id": manifest.bundle_id})
+
+
 def _rewrite(folder: Path, old: BundleManifest, naming: Naming) -> None:
-    identity = {
-        "bundle_id": uuid.uuid4().hex[:12],
-        "created": datetime.now(timezone.utc).isoformat(timespec="seconds"),
-    }
-    new = old.model_copy(update={**identity, **naming._asdict()})
+    new = old.model_copy(update={**new_identity(), **naming._asdict()})
     _rewrite_model(folder / MODEL, new)
-    card = (folder / CARD).read_text(encoding="utf-8", errors="replace")
-    for key, value in identity.items():
-        card = card.replace(getattr(old, key), value)
-    write_text(folder / CARD, _NAMES_SECTION.sub("", card) + _names_section(new))
+    rewrite_card(folder / CARD, old, new)
     seal(folder, new, old.sha256)
+
+
+def _heading(manifest: BundleManifest) -> str:
+    return f"{len(manifest.cluster_names) - known_clusters(manifest)} discovered categories"
 
 
 def _rewrite_model(path: Path, manifest: BundleManifest) -> None:
     model = onnx.load(path)
     set_merges(model.graph, manifest.merged, known=len(manifest.known_classes))
-    facts = {entry.key: entry.value for entry in model.metadata_props}
-    onnx.helper.set_model_props(model, {**facts, "bundle_id": manifest.bundle_id})
+    stamp(model, manifest)
     try:
         onnx.checker.check_model(model, full_check=True)
     except (onnx.checker.ValidationError, onnx.shape_inference.InferenceError) as error:

@@ -9,9 +9,10 @@ from typing import TYPE_CHECKING
 from rich.markup import escape
 from rich.table import Column, Table
 
-from ncd_serve.cli.console import out, progress
+from ncd_serve.cli.console import answer, out, progress, show_next
 from ncd_serve.cli.options import Accelerator, use_device
 from ncd_serve.errors import UsageError, needs_extra
+from ncd_serve.places import bundle_of
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -40,6 +41,7 @@ def train_after(options: Mapping[str, object]) -> None:
     after, add, accept, target = (Path(str(options[name])) if options[name] else None for name in _PATHS)
     if after is None or add is None:
         raise UsageError("--after and --add belong together", hint="ncd-serve train --after BUNDLE --add NEW")
+    after = bundle_of(after)
     if options["retrain"]:
         use_device(Accelerator(options["device"]))
         _retrain(after, add, accept, target, promote=bool(options["promote"]))
@@ -56,7 +58,8 @@ def _append(after: Path, add: Path, accept: Path | None, target: Path | None) ->
     bundle = append_generation(after, add, accept=accept, out=target or next_folder(after), progress=progress)
     about = bundle.manifest
     show_changes(about.changes, dict(enumerate(about.cluster_names)))
-    _print(f"generation {about.generation}, bundle: {bundle.folder}\nnext: ncd-serve export {bundle.folder}")
+    answer(f"generation {about.generation}, bundle: {bundle.folder}")
+    show_next("export", bundle.folder)
 
 
 def _retrain(after: Path, add: Path, accept: Path | None, target: Path | None, *, promote: bool) -> None:
@@ -71,15 +74,16 @@ def show_generation(run: Run) -> None:
     show_changes(run.changes, run.carried_names)
     for name in run.undecided:
         most = "no cluster is like it" if name.like is None else f"cluster {name.like} overlaps by {name.overlap:.0%}"
-        _print(f"undecided: '{name.name}' was cluster {name.cluster_id}, now {name.kind}; {most}")
+        answer(f"undecided: '{name.name}' was cluster {name.cluster_id}, now {name.kind}; {most}")
     near = sorted(run.undecided, key=lambda name: name.overlap)  # of several names for a cluster, the nearest counts
     named = {str(name.like): {"name": name.name} for name in near if name.like in run.unnamed}
     if named:
-        _print(
+        answer(
             f"to decide: look at ncd-serve gallery {run.path}, export the run, and give ncd-serve name apply a "
             f"names.json with the names that are right: {json.dumps({'clusters': named})}"
         )
-    _print(f"run directory: {run.path}\nnext: ncd-serve export {run.path}")
+    answer(f"run directory: {run.path}")
+    show_next("export", run.path)
 
 
 def show_changes(changes: Sequence[Change], names: Mapping[int, str]) -> None:
@@ -99,7 +103,3 @@ def show_changes(changes: Sequence[Change], names: Mapping[int, str]) -> None:
         share = [] if not trained else ["-" if change.overlap is None else f"{change.overlap:.2f}"]
         table.add_row(str(change.cluster_id), escape(names.get(change.cluster_id, "-")), change.kind, *numbers, *share)
     out.print(table)
-
-
-def _print(text: str) -> None:
-    out.print(text, markup=False, highlight=False, soft_wrap=True)

@@ -8,7 +8,7 @@ from typing import Annotated
 import typer
 from rich.padding import Padding
 
-from ncd_serve.cli.console import out, progress, say
+from ncd_serve.cli.console import answer, out, progress, say
 from ncd_serve.cli.options import Accelerator, ConfigFile, Recipes, SetOptions, TrainingDevice, use_device
 from ncd_serve.errors import UsageError, needs_extra
 from ncd_serve.options import (
@@ -88,7 +88,7 @@ def compare(
         *table.notes,
         f"table: {table.folder}/comparison.md, comparison.csv, comparison.png{', comparison.html' * report}",
     ):
-        out.print(line, highlight=False, markup=False, soft_wrap=True)
+        answer(line)
     if table.errors:
         for line in table.errors:
             progress.say(line, style="red")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import shlex
 import sys
 import time
 from collections.abc import Iterator
@@ -45,6 +46,26 @@ def exit_with(error: NcdError) -> NoReturn:
     if error.hint:
         _errors.print(f"[bold]hint:[/bold] {escape(error.hint)}", soft_wrap=True, highlight=False)
     sys.exit(error.exit_code)
+
+
+def answer(text: str) -> None:
+    """Print a line of the answer unchanged: no markup, no line breaks."""
+    out.print(text, markup=False, highlight=False, soft_wrap=True)
+
+
+def show_next(*words: object) -> None:
+    """Print the command that comes next as the last line of an answer, so that it can be copied."""
+    answer(f"next: ncd-serve {shlex.join(map(str, words))}")
+
+
+def show_serving(repository: Path) -> None:
+    """Print what comes next for a repository with a new version: a running server takes it, or one is to be started."""
+    from ncd_serve.triton.registry import server_of
+
+    if server := server_of(repository):
+        answer(f"server {server.pid} on {server.grpc_url} answers with it in a moment, unless it runs with --no-watch")
+    else:
+        show_next("serve", "--repository", repository)
 
 
 def _tell_torchrun(error: NcdError, target: Path) -> None:

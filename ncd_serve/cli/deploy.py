@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from ncd_serve.cli.console import messages, out
+from ncd_serve.cli.console import answer, messages
 from ncd_serve.cli.help import Group, command
 from ncd_serve.cli.options import Digest, PublicKey, PythonModels
 from ncd_serve.deploy import Target
@@ -77,7 +77,7 @@ def render(
         f"files: {folder}",
         *(f"next:  {line}" for line in _next(facts, target, folder)),
     ]
-    out.print("\n".join(lines), markup=False, highlight=False, soft_wrap=True)
+    answer("\n".join(lines))
 
 
 def _next(facts: Deployment, target: Target, folder: Path) -> list[str]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from itertools import chain, count
 from pathlib import Path
 from typing import Annotated
 
@@ -10,8 +11,9 @@ import typer
 from rich.markup import escape
 from rich.table import Column, Table
 
-from ncd_serve.cli.console import out, progress
+from ncd_serve.cli.console import answer, out, progress, show_next
 from ncd_serve.errors import UsageError
+from ncd_serve.places import bundle_of, shortened
 
 _MAX_EXAMPLES = 3
 _MAX_KNOWN_PRINTED = 5
@@ -19,8 +21,10 @@ _MAX_KNOWN_PRINTED = 5
 
 def discover(
     images: Annotated[Path, typer.Argument(help="New images: a folder, or rows that `query` or `assign` wrote.")],
-    bundle: Annotated[Path, typer.Option(help="Bundle whose clusters the images are compared with.")],
-    target: Annotated[Path, typer.Option("--out", help="File for the candidates.")] = Path("candidates.json"),
+    bundle: Annotated[Path, typer.Option(help="A bundle, or a run, whose clusters the images are compared with.")],
+    target: Annotated[
+        Path | None, typer.Option("--out", help="File for the candidates; default: candidates.json, or the next free.")
+    ] = None,
     min_strength: Annotated[
         float, typer.Option(min=0.0, max=1.0, help="Smallest probability of a new category to propose it.")
     ] = 0.95,
@@ -35,8 +39,9 @@ def discover(
     from ncd_serve.discovery.find import discover as find
     from ncd_serve.files import write_json
 
-    if target.exists():
+    if target and target.exists():
         raise UsageError(f"{target} exists", hint="choose another --out")
+    target, bundle = target or _free_file(), bundle_of(bundle)
     found = find(images, bundle, min_strength=min_strength, progress=progress)
     content = found.candidates.model_dump(mode="json")
     if found.candidates.candidates:
@@ -47,7 +52,7 @@ def discover(
         return
     unreadable = f", {found.unreadable} more cannot be read" if found.unreadable else ""
     candidates = found.candidates.candidates
-    what = f"[bold]{len(candidates)}[/bold] candidates for new categories" if candidates else "no new category"
+    what = f"candidates for new categories: [bold]{len(candidates)}[/bold]" if candidates else "no new category"
     out.print(
         f"{found.images} images{unreadable}: {what}; {found.outside} images are probably in none of the clusters",
         highlight=False,
@@ -56,7 +61,7 @@ def discover(
         shown = list(found.known.items())[:_MAX_KNOWN_PRINTED]
         text = ", ".join(f"{name} {count}" for name, count in shown)
         more = ", ..." if len(found.known) > len(shown) else ""
-        out.print(f"like known classes: {sum(found.known.values())} ({text}{more})", markup=False, highlight=False)
+        answer(f"like known classes: {sum(found.known.values())} ({text}{more})")
     if not candidates:
         return
     table = Table(
@@ -72,17 +77,18 @@ def discover(
         figures = (str(len(each.images)), f"{each.strength:.3f}", f"{each.purity:.2f}")
         table.add_row(str(number), *figures, escape(each.nearest), escape(examples))
     out.print(table)
-    out.print(
-        f"names can be written into {target}; entries that are no category can be removed from it\n"
-        f"next: ncd-serve train --after {bundle} --add {images} --accept {target}",
-        markup=False,
-        highlight=False,
-        soft_wrap=True,
-    )
+    answer(f"names can be written into {target}; entries that are no category can be removed from it")
+    show_next("train", "--after", bundle, "--add", images, "--accept", target)
+
+
+def _free_file() -> Path:
+    """Return the default file for candidates; those of earlier batches stay."""
+    names = chain(["candidates.json"], (f"candidates-{number}.json" for number in count(2)))
+    return next(path for path in map(Path, names) if not path.exists())
 
 
 def history(
-    bundle: Annotated[Path, typer.Argument(help="A bundle.")],
+    bundle: Annotated[Path, typer.Argument(help="A bundle, or a run.")],
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
 ) -> None:
     """Show the generations that a bundle descends from, with what changed, scores, and how to serve each of them again.
@@ -95,7 +101,7 @@ def history(
     """
     from ncd_serve.discovery.history import generations
 
-    found = generations(bundle)
+    found = generations(bundle_of(bundle))
     if as_json:
         out.print_json(json.dumps([each._asdict() for each in found]))
         return
@@ -105,20 +111,18 @@ def history(
         Column("images", justify="right"),
         Column("clusters", justify="right"),
         "changes",
-        "ACC",
+        Column("ACC", no_wrap=True),
         "verdict",
         Column("bundle", overflow="fold"),
     )
     for each in found:
-        scores = ", ".join(f"{split} {acc:.3f}" for split, acc in each.scores.items()) or "-"
+        scores = "\n".join(f"{split} {acc:.3f}" for split, acc in each.scores.items()) or "-"
         images = "-" if each.images is None else str(each.images)
-        words = (each.changes, scores, each.verdict or "-", each.folder or "gone")
-        table.add_row(str(each.generation), each.created, images, str(each.clusters), *map(escape, words))
+        folder = str(shortened(Path(each.folder))) if each.folder else "gone"
+        words = (each.changes, scores, each.verdict or "-", folder)
+        created = each.created[:16].replace("T", " ")
+        table.add_row(str(each.generation), created, images, str(each.clusters), *map(escape, words))
     out.print(table)
-    if kept := [each for each in found if each.folder]:
-        out.print(
-            f"next: ncd-serve export {kept[-1].folder}    (any of them can be served again)",
-            markup=False,
-            highlight=False,
-            soft_wrap=True,
-        )
+    if there := [Path(each.folder) for each in found if each.folder]:
+        answer("every bundle that is there can be served, the newest one by:")
+        show_next("export", shortened(there[-1]))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shlex
 from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -11,7 +12,8 @@ import typer
 from rich.markup import escape
 from rich.table import Table
 
-from ncd_serve.cli.console import messages, out
+from ncd_serve.cli.console import answer, messages, out, show_next
+from ncd_serve.places import bundle_of
 
 if TYPE_CHECKING:
     from ncd_serve.drift.find import Drift
@@ -21,7 +23,7 @@ _MAX_CLUSTERS_PRINTED = 5  # clusters whose shares are printed
 
 def drift(
     rows: Annotated[Path, typer.Argument(help="Rows that `query` or `assign` wrote: .csv, .jsonl or .parquet.")],
-    bundle: Annotated[Path, typer.Option(help="Bundle of the model that made the rows.")],
+    bundle: Annotated[Path, typer.Option(help="Bundle of the model that made the rows, or its run.")],
     plot: Annotated[Path | None, typer.Option(help="Plot file; default ROWS.drift.svg.")] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
 ) -> None:
@@ -33,6 +35,7 @@ def drift(
     from ncd_serve.drift.find import find_drift
     from ncd_serve.drift.plot import draw_drift
 
+    bundle = bundle_of(bundle)
     found = find_drift(rows, bundle)
     target = plot or rows.with_name(f"{rows.name}.drift.svg")
     draw_drift(found, target, title=rows.name)
@@ -41,12 +44,13 @@ def drift(
         out.print_json(json.dumps({"drifted": found.drifted, **asdict(found), "measures": measures}))
         return
     _show(found)
-    out.print(f"picture: {target}", markup=False, highlight=False, soft_wrap=True)
+    answer(f"picture: {target}")
     if found.drifted:
-        look = f"look at them: ncd-serve gallery {rows} --bundle {bundle}"
+        look = f"look at them: ncd-serve gallery {shlex.quote(str(rows))} --bundle {shlex.quote(str(bundle))}"
         messages.print(look, markup=False, highlight=False, soft_wrap=True)
-    why = "" if found.drifted else "    (too few new images to be drift can be a new category)"
-    out.print(f"next: ncd-serve discover {rows} --bundle {bundle}{why}", markup=False, highlight=False, soft_wrap=True)
+    else:
+        answer("too few new images to be drift can be a new category")
+    show_next("discover", rows, "--bundle", bundle)
 
 
 def _show(found: Drift) -> None:

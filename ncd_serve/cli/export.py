@@ -10,8 +10,8 @@ import typer
 from rich.markup import escape
 
 from ncd_serve.bundle import MANIFEST
-from ncd_serve.cli.console import out, progress
-from ncd_serve.cli.options import run_or_newest
+from ncd_serve.cli.console import out, progress, show_serving
+from ncd_serve.cli.options import note_newer_generation, run_or_newest
 from ncd_serve.contract import Precision
 from ncd_serve.errors import UsageError, needs_extra
 from ncd_serve.places import ExportPlace, export_place
@@ -110,6 +110,7 @@ def export(
             highlight=False,
             soft_wrap=True,
         )
+    note_newer_generation(bundle.folder)
     place = export_place(bundle.folder)
     version = max((place.repository / place.model).glob("[0-9]*"), key=lambda folder: int(folder.name))
     _show_place(bundle, version, place)
@@ -139,14 +140,15 @@ def _publish(
         bundle, place.repository, name=place.model, hardware=hardware, replace=replace, keep=keep
     )
     out.print(f"generation {bundle.manifest.generation}, {len(bundle.manifest.cluster_names)} clusters")
+    note_newer_generation(folder)
     _show_place(bundle, version, place)
 
 
 def _show_place(bundle: Bundle, version: Path, place: ExportPlace) -> None:
     out.print(
         f"bundle: [bold]{escape(str(bundle.folder))}[/bold]\ndigest: {bundle.digest}\n"
-        f"model:  [bold]{escape(str(version))}[/bold]\n"
-        f"next: ncd-serve serve --repository {escape(str(place.repository))}",
+        f"model:  [bold]{escape(str(version))}[/bold]",
         highlight=False,
         soft_wrap=True,
     )
+    show_serving(place.repository)

@@ -7,8 +7,8 @@ from typing import Annotated
 
 import typer
 
-from ncd_serve.cli.console import messages, out
-from ncd_serve.cli.options import run_or_newest
+from ncd_serve.cli.console import answer, messages
+from ncd_serve.cli.options import note_newer_generation, run_or_newest
 from ncd_serve.gallery.projection import MapKind
 from ncd_serve.progress import Progress
 
@@ -47,11 +47,11 @@ def gallery(
     from ncd_serve.gallery import make_gallery
 
     progress = Progress(messages)
-    made = make_gallery(
-        run_or_newest(source), output, bundle=bundle, images=images, title=title, kind=map_, progress=progress
-    )
+    source = run_or_newest(source)
+    made = make_gallery(source, output, bundle=bundle, images=images, title=title, kind=map_, progress=progress)
     gone = f" ({made.missing:,} could not be read)" if made.missing else ""
     size = made.path.stat().st_size / 1e6
     progress.say(f"{made.clusters:,} clusters, {made.images:,} images{gone}, {size:.1f} MB")
-    out.print(str(made.path), markup=False, highlight=False, soft_wrap=True)
+    answer(str(made.path))
+    note_newer_generation(source)
     progress.say("next: open it in a browser, name the clusters, save names.json; ncd-serve name apply names.json")

@@ -11,9 +11,9 @@ import typer
 from rich.markup import escape
 from rich.table import Column, Table
 
-from ncd_serve.cli.console import messages, out, progress
+from ncd_serve.cli.console import answer, messages, out, progress, show_next, show_serving
 from ncd_serve.cli.help import Group, command
-from ncd_serve.cli.options import bundle_or_newest
+from ncd_serve.cli.options import bundle_or_newest, note_newer_generation
 from ncd_serve.errors import UsageError, needs_extra
 from ncd_serve.places import ExportPlace, bundle_of, bundle_of_checkpoint, export_place
 
@@ -56,6 +56,7 @@ def apply(
 
     wanted = Names.read(names)
     folder = _bundle_for(source or bundle, wanted)
+    note_newer_generation(folder)
     place = export_place(folder)
     place = ExportPlace(repository or place.repository, model_name or place.model)
     apply_names(Bundle.read(folder).manifest, wanted)  # what is wrong is said even where nothing can be written
@@ -72,11 +73,11 @@ def apply(
         f"{len(about.cluster_names)} clusters: {', '.join(parts)}\n"
         f"{f'corrected images: {corrections}, for the next round{chr(10)}' if corrections else ''}"
         f"bundle: [bold]{escape(str(named.folder))}[/bold]\ndigest: {named.digest}\n"
-        f"model:  [bold]{escape(str(version))}[/bold]\n"
-        f"{_what_follows(place.repository)}",
+        f"model:  [bold]{escape(str(version))}[/bold]",
         highlight=False,
         soft_wrap=True,
     )
+    show_serving(place.repository)
 
 
 @command(app, "list")
@@ -129,7 +130,8 @@ def export(
     if target.exists():
         raise UsageError(f"{target} exists", hint="choose another --out")
     write_json(target, content)
-    out.print(f"{target}\nnext: ncd-serve name apply {target}", markup=False, highlight=False, soft_wrap=True)
+    answer(str(target))
+    show_next("name", "apply", target)
 
 
 @command(app)
@@ -165,12 +167,8 @@ def carry(
     out.print(table)
     write_json(target, names.as_json())
     carried = sum(match.carried for match in matches)
-    out.print(
-        f"{carried} of {len(matches)} names are carried over: {target}\nnext: ncd-serve name apply {target}",
-        markup=False,
-        highlight=False,
-        soft_wrap=True,
-    )
+    answer(f"{carried} of {len(matches)} names are carried over: {target}")
+    show_next("name", "apply", target)
 
 
 def _bundle_for(given: Path | None, names: Names) -> Path:
@@ -181,15 +179,6 @@ def _bundle_for(given: Path | None, names: Names) -> Path:
         return names.bundle
     same = bundle_of_checkpoint(names.checkpoint) if names.checkpoint else None
     return same or names.bundle or bundle_or_newest(None)
-
-
-def _what_follows(repository: Path) -> str:
-    """Return what happens next to names in a repository: a running server takes them, or one has to be started."""
-    from ncd_serve.triton.registry import server_of
-
-    if server := server_of(repository):
-        return f"server {server.pid} on {server.grpc_url} answers with them in a moment, unless it runs with --no-watch"
-    return f"next: ncd-serve serve --repository {escape(str(repository))}"
 
 
 def _in_words(cluster: ClusterState) -> str:

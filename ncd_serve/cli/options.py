@@ -12,7 +12,7 @@ import typer
 from ncd_serve.cli.console import say
 from ncd_serve.contract import TOKEN_VARIABLE
 from ncd_serve.errors import UsageError, needs_extra
-from ncd_serve.places import bundle_of, newest_bundle, newest_run
+from ncd_serve.places import bundle_of, newest_bundle, newest_generation, newest_run
 
 
 class RowFormat(str, Enum):
@@ -134,3 +134,10 @@ def bundle_or_newest(source: Path | None) -> Path:
     bundle = newest_bundle()
     say(f"the newest bundle: {bundle}")
     return bundle
+
+
+def note_newer_generation(source: Path) -> None:
+    """Say so if a bundle, or that of a run, has a newer generation beside it."""
+    bundle = source / "bundle" if (source / "bundle").is_dir() else source
+    if (newest := newest_generation(bundle)) != bundle:
+        say(f"note: there is a newer generation, {newest}", style="yellow")

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 from rich.table import Column, Table
 
-from ncd_serve.cli.console import messages, out, say
+from ncd_serve.cli.console import answer, messages, out, say
 from ncd_serve.cli.options import PublicKey, PythonModels, Token
 from ncd_serve.contract import checked_token
 from ncd_serve.errors import ServerError
@@ -80,13 +80,9 @@ def serve(
         triton_options=triton_options or (),
     )
     if detached:
-        _print(serve_detached(options, progress=Progress(messages)))
+        answer(serve_detached(options, progress=Progress(messages)))
     else:
-        serve_until_stopped(options, ready=_print, progress=Progress(messages))
-
-
-def _print(text: str) -> None:
-    out.print(text, highlight=False, markup=False, soft_wrap=True)
+        serve_until_stopped(options, ready=answer, progress=Progress(messages))
 
 
 def status(as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False) -> None:
@@ -137,7 +133,7 @@ def stop(
     for server in choose_servers(ids or (), everything=everything):
         with messages.status(f"stopping {server.pid}"):
             server.stop(timeout=_STOP_SECONDS)
-        _print(f"stopped {server.pid}, {server.repository}")
+        answer(f"stopped {server.pid}, {server.repository}")
 
 
 def _age(server: RunningServer) -> str:

@@ -7,7 +7,7 @@ from typing import Annotated
 
 import typer
 
-from ncd_serve.cli.console import out, progress
+from ncd_serve.cli.console import answer, progress
 from ncd_serve.cli.options import Token
 from ncd_serve.errors import needs_extra
 
@@ -40,7 +40,7 @@ def studio(
         from ncd_serve.studio.start import run_studio
 
     def ready(address: str) -> None:
-        out.print(f"studio: {address}\nstop:   Ctrl-C", highlight=False, markup=False, soft_wrap=True)
+        answer(f"studio: {address}\nstop:   Ctrl-C")
 
     run_studio(
         source, images=images, host=host, port=port, token=token, browser=browser, ready=ready, progress=progress

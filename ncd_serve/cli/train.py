@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import shlex
 from pathlib import Path
 from typing import Annotated
 
 import typer
+from rich.markup import escape
 
 from ncd_serve.cli.after import show_generation, train_after
-from ncd_serve.cli.console import one_speaker, out, progress
+from ncd_serve.cli.console import answer, one_speaker, out, progress, show_next
 from ncd_serve.cli.options import (
     Accelerator,
     ConfigFile,
@@ -68,7 +70,8 @@ def train(
     ] = False,
     tensorboard: TensorBoard = False,
     after: Annotated[
-        Path | None, typer.Option(help="Bundle to append new categories to; its ids and names stay. Trains nothing.")
+        Path | None,
+        typer.Option(help="Bundle or run to append new categories to; its ids and names stay. Trains nothing."),
     ] = None,
     add: Annotated[Path | None, typer.Option(help="With --after: new images, a folder or rows.")] = None,
     accept: Annotated[
@@ -120,10 +123,11 @@ def train(
         for line in (*run.headlines, run.findings):
             out.print(line, highlight=False)
         if run.verdict:
-            out.print(f"without labels: {'; '.join(run.verdict)}", highlight=False, markup=False, soft_wrap=True)
+            answer(f"without labels: {'; '.join(run.verdict)}")
         out.print(
-            f"run directory: [bold]{run.path}[/bold], see report.html there\n"
-            f"next: ncd-serve gallery {run.path}, ncd-serve export {run.path}",
+            f"run directory: [bold]{escape(str(run.path))}[/bold], see report.html there\n"
+            f"clusters: ncd-serve gallery {escape(shlex.quote(str(run.path)))}",
             highlight=False,
             soft_wrap=True,
         )
+        show_next("export", run.path)

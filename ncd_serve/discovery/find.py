@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 from collections import Counter
 from dataclasses import dataclass, replace
+from itertools import combinations
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -12,7 +13,7 @@ import numpy as np
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from ncd_serve.bundle import Bundle, Name
-from ncd_serve.discovery.corrections import corrected, corrections_of
+from ncd_serve.discovery.corrections import check_accepted, corrected, corrections_of
 from ncd_serve.discovery.groups import Group, find_groups, join_groups
 from ncd_serve.errors import DataError
 from ncd_serve.gallery.embed import embed
@@ -72,7 +73,7 @@ class Candidates(_Strict):
             raise DataError(f"{path}: {first_problem(error)}", hint="ncd-serve discover writes such files") from None
 
     def check(self, bundle: Bundle) -> None:
-        """Raise DataError if another model, or another generation of it, was asked."""
+        """Raise DataError unless the next generation of this bundle can have a cluster for each of them."""
         about = bundle.manifest
         if (self.checkpoint, self.generation) != (about.checkpoint, about.generation):
             raise DataError(
@@ -80,6 +81,23 @@ class Candidates(_Strict):
                 f"the bundle is generation {about.generation} of model {about.checkpoint}",
                 hint=f"ncd-serve discover NEW --bundle {bundle.folder} looks at them with this one",
             )
+        self._check_each_other()
+        said = corrections_of(bundle, bundle.reference())
+        for candidate in self.candidates:
+            check_accepted(said, candidate.images)
+            if candidate.name in about.cluster_names:
+                raise DataError(
+                    f"a cluster is called '{candidate.name}' already",
+                    hint="give the candidate another name; clusters can be merged later",
+                )
+
+    def _check_each_other(self) -> None:
+        """Raise DataError if two candidates have an image or a name in common."""
+        for one, other in combinations(self.candidates, 2):
+            if common := set(one.images) & set(other.images):
+                raise DataError(f"{min(common)} is in two candidates", hint="leave it in one of them")
+            if one.name and one.name == other.name:
+                raise DataError(f"two candidates are called '{one.name}'", hint="put the images of both into one")
 
 
 @dataclass(frozen=True)
@@ -162,6 +180,17 @@ def read_batch(images: str | Path, bundle: Bundle, *, progress: Progress = SILEN
     return Batch([batch.paths[row] for row in rows], batch.embeddings[rows], batch.unreadable)
 
 
+def accepted(
+    add: str | Path, accept: str | Path | None, bundle: Bundle, *, progress: Progress
+) -> tuple[Batch, Candidates]:
+    """Return a batch, and the candidates that become clusters: those of a file, or all that are found in the batch."""
+    chosen = Candidates.read(accept) if accept else None
+    if chosen:
+        chosen.check(bundle)
+    batch = read_batch(add, bundle, progress=progress)
+    return batch, chosen or discover(batch, bundle, progress=progress).candidates
+
+
 def _unjudged(batch: Batch, bundle: Bundle) -> Batch:
     """Return the batch without images that a person has given to a cluster: these are not new."""
     said = corrections_of(bundle, bundle.reference())
@@ -180,7 +209,10 @@ def embedded(files: Sequence[Path], bundle: Bundle, *, progress: Progress = SILE
             paths.append(str(file.absolute()))
             vectors.append(answer)
     if not paths:
-        raise DataError(f"none of the {len(files)} images can be read: {bad[0][1]}", hint="check the images")
+        raise DataError(
+            f"none of the {len(files)} images can be read: {bad[0][0]}: {bad[0][1]}",
+            hint="check the images, and whether they were moved",
+        )
     return Batch(paths, np.stack(vectors), bad)
 
 

@@ -1,8 +1,8 @@
 """Groups of new images that are alike, and that the classes of a model do not explain. Pure functions of arrays.
 
 Components are added to the mixture of all classes, which stays as it is, one by one where they make the batch likelier.
-Parts of classes, e.g. one font of a letter, become groups as well. A new class is told from them by training, which has
-no such images: of a part of a class, it has as large a share as the batch.
+Parts of classes, e.g. one font of a letter, become groups as well. Training images tell them apart: those like a part
+of a class are as frequent in training as in the batch, and there are none like a new class.
 """
 
 from __future__ import annotations

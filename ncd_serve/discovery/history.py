@@ -6,7 +6,7 @@ from collections import Counter
 from pathlib import Path
 from typing import NamedTuple
 
-from ncd_serve.bundle import MANIFEST, Ancestor, Bundle
+from ncd_serve.bundle import Ancestor, Bundle
 from ncd_serve.errors import DataError
 
 
@@ -40,18 +40,6 @@ def generations(folder: str | Path) -> list[Generation]:
         str(bundle.folder),
     )
     return [*map(_ancestor, about.ancestors), itself]
-
-
-def newest_generation(bundle: Path) -> Path:
-    """Return the newest generation beside a bundle, as `train --after` names them, or the bundle itself."""
-    own = Bundle.read(bundle).manifest
-    found = {own.generation: bundle}
-    for folder in bundle.parent.glob(f"{bundle.name}-*"):
-        if (folder / MANIFEST).is_file():
-            about = Bundle.read(folder).manifest
-            if about.checkpoint == own.checkpoint:
-                found[about.generation] = folder
-    return found[max(found)]
 
 
 def _ancestor(entry: Ancestor) -> Generation:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 import sys
 from collections import Counter
 from collections.abc import Callable, Generator, Iterable, Iterator
@@ -89,7 +90,7 @@ def save_rows(
             shown = progress.track(tally.counting(rows), "asking", sources.total, finished)
             _keep(shown, target, finished, tally, progress)
     progress.say(f"{'the new ones: ' if finished else ''}{tally.by_cluster()}")
-    progress.say(f"next: ncd-serve gallery {target} (look at them by cluster)")
+    progress.say(f"next: ncd-serve gallery {shlex.quote(str(target))}")
 
 
 def print_rows(

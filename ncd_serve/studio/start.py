@@ -13,9 +13,8 @@ import uvicorn
 
 from ncd_serve.bundle import MANIFEST
 from ncd_serve.contract import checked_token
-from ncd_serve.discovery.history import newest_generation
 from ncd_serve.errors import DataError, ServerError
-from ncd_serve.places import find_runs, started
+from ncd_serve.places import find_runs, newest_generation, started
 from ncd_serve.reference import REFERENCE
 from ncd_serve.studio.app import make_app
 from ncd_serve.studio.desk import Desk

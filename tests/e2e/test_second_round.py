@@ -39,13 +39,13 @@ def last_command(done: Any) -> list[str]:
     assert done.returncode == 0, done.stderr
     line = done.stdout.strip().splitlines()[-1]
     assert line.startswith("next: ncd-serve "), done.stdout
-    return shlex.split(line.removeprefix("next: ncd-serve ").partition("    (")[0])
+    return shlex.split(line.removeprefix("next: ncd-serve "))
 
 
 def walk(place: Path, ncd: Any) -> list[list[str]]:
     """From drift to an export, by copying last lines."""
-    assert ncd("assign", "new", "--bundle", "bundle", "--out", "rows.csv", cwd=place).returncode == 0
-    commands = [last_command(ncd("drift", "rows.csv", "--bundle", "bundle", cwd=place))]
+    assert ncd("assign", "new", "--bundle", "bundle", "--out", "my rows.csv", cwd=place).returncode == 0
+    commands = [last_command(ncd("drift", "my rows.csv", "--bundle", "bundle", cwd=place))]
     for _ in range(2):
         commands.append(last_command(ncd(*commands[-1], cwd=place)))
         name_candidates(place / "candidates.json")
@@ -108,7 +108,8 @@ def test_the_loop_is_walked_by_copying_last_lines_while_a_server_answers(triton:
                 facts = raw.get_model_config("ncd_global").config.parameters
             assert facts["ncd_generation"].string_value == "2"
             # The generation before can be served again.
-            assert ncd("export", "bundle", cwd=place).returncode == 0
+            earlier = ncd("export", "bundle", cwd=place)
+            assert earlier.returncode == 0 and "there is a newer generation, bundle-2" in earlier.stderr
             assert server.probe.load("ncd_global") is None
             again = client.answer(images)
             (place / "names.json").write_text('{"clusters": {"0": {"name": "puffin"}}}')
@@ -132,6 +133,9 @@ def test_history_and_carried_names(place: Path, ncd: Any) -> None:
     assert [(each["generation"], each["clusters"]) for each in listed] == [(1, 3), (2, 4)]
     assert listed[1]["changes"] == "1 grown; 2 kept; 1 new (owl)" and Path(listed[0]["folder"]) == place / "bundle"
     assert last_command(ncd("history", "bundle-2", cwd=place)) == ["export", "bundle-2"]
+    save(place / "newer", NEW + 1, 30)
+    again = last_command(ncd("discover", "newer", "--bundle", "bundle-2", cwd=place))
+    assert again[-1] == "candidates-2.json", "those of the first batch stay"
     make_bundle(place / "other" / "bundle")
     other = place / "other" / "bundle" / "bundle.json"
     other.write_text(other.read_text().replace("0123456789ab", "f" * 12))

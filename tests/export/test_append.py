@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import onnx
 import pytest
 from ncd_export.append import append_generation, next_folder
 from ncd_export.rename import rename_bundle
@@ -94,6 +95,9 @@ def test_its_facts(place: Path) -> None:
     assert (about.generation, about.checkpoint) == (2, first.manifest.checkpoint)
     (parent,) = about.ancestors
     assert (parent.generation, parent.digest, parent.clusters) == (1, first.digest, CLUSTERS)
+    card, model = (second.folder / "MODEL_CARD.md").read_text(), onnx.load(second.model_path)
+    assert f"## Generation 2\nAppended to bundle `{parent.bundle_id}`: cluster 3, from 25 images." in card
+    assert {entry.key: entry.value for entry in model.metadata_props} == {"bundle_id": about.bundle_id}
     kinds = [change.kind for change in about.changes]
     assert kinds == ["grown", "grown", "kept", "new"]
     assert [change.added for change in about.changes] == [25, 25, 0, 25] and not any(c.moved for c in about.changes)
@@ -137,6 +141,18 @@ def test_names_merges_and_corrections_are_taken_along(place: Path) -> None:
     assert set(after["cluster_id"][kinds == NEWER]) == {CLUSTERS}, "five images that a person named are a class"
     same(before, after, after["cluster_id"] < CLUSTERS)
     assert set(after["cluster_id"][kinds == KNOWN + 1]) == {0}, "it is merged still"
+
+
+def test_a_candidate_joins_the_category_that_a_person_began(place: Path) -> None:
+    own = [str(path) for path in save(place / "own", NEW, 1, seed=5)]
+    names = Names.model_validate({"clusters": {CLUSTERS: {"name": "owl"}}, "images": dict.fromkeys(own, CLUSTERS)})
+    rename_bundle(place / "bundle", names, repository=place / "models", name="m")
+    found = discover(place / "new", place / "bundle").candidates
+    entry = found.candidates[0].model_copy(update={"name": "owl"})
+    (place / "candidates.json").write_text(found.model_copy(update={"candidates": [entry]}).model_dump_json())
+    second = append(place, accept=place / "candidates.json")
+    assert second.manifest.cluster_names[CLUSTERS:] == ["owl"] and second.manifest.new_names == {}
+    assert second.reference().counts.tolist() == [EACH] * CLUSTERS + [26]
 
 
 def test_corrections_are_labels_of_the_next_generation(place: Path) -> None:
@@ -210,12 +226,14 @@ def test_what_is_refused_changes_nothing(place: Path) -> None:
         return place / "accepted.json"
 
     half = len(first.images) // 2
+    alike = [first.model_copy(update={"images": part, "name": "owl"}) for part in (first.images[:9], first.images[9:])]
     twice = [first.model_copy(update={"images": part}) for part in (first.images[: half + 1], first.images[half:])]
     for changed, reason in (
         ({"checkpoint": "f" * 12}, "of model ffffffffffff"),
         ({"generation": 2}, "of generation 2"),
         ({"candidates": []}, "nothing to append"),
         ({"candidates": twice}, "is in two candidates"),
+        ({"candidates": alike}, "two candidates are called 'owl'"),
         ({"candidates": [first.model_copy(update={"name": "cluster-1"})]}, "called 'cluster-1' already"),
         ({"candidates": [first.model_copy(update={"images": ["/gone.png", "/lost.png"]})]}, "none of the 2 images"),
         ({"candidates": [first.model_copy(update={"images": [*first.images, "/gone.png"]})]}, "gone.png"),

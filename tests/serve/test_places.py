@@ -64,6 +64,11 @@ def test_a_run_stands_for_its_bundle(here: Path) -> None:
     assert bundle_of(old) == bundle_of(bundle) == bundle
     assert newest_bundle() == Path("old/bundle") == bundle_of_checkpoint(CHECKPOINT)
     assert bundle_of_checkpoint("another") is None
+    third = make_bundle(old, old / "bundle-3", cluster_names=["a", "b", "c", "d"], generation=3)
+    other = make_bundle(old, old / "bundle-4", cluster_names=["a", "b", "c", "d"], generation=4) / "bundle.json"
+    other.write_text(other.read_text().replace(CHECKPOINT, "another"))
+    assert bundle_of(old) == third and bundle_of(bundle) == bundle, "of the same training, the newest generation"
+    assert newest_bundle() == Path("old/bundle-3") == bundle_of_checkpoint(CHECKPOINT)
 
 
 def test_a_bundle_remembers_its_model_and_both_may_be_moved(here: Path) -> None:

@@ -39,7 +39,7 @@ from ncd_serve.options import (
     Weights,
     settings_of,
 )
-from ncd_serve.places import DEFAULT_REPOSITORY, ExportPlace, exported_to
+from ncd_serve.places import DEFAULT_REPOSITORY, ExportPlace, exported_to, next_generation
 from ncd_serve.progress import Progress
 from ncd_serve.text import SafeConsole
 from ncd_training.base.processes import Launch
@@ -125,8 +125,7 @@ def retrain(
     from ncd_training.study.retrain import retrain_setup, run_of
 
     bundle, shown = Bundle.read(after), _shown(progress)
-    old, generation = run_of(bundle).path, bundle.manifest.generation
-    beside = old.with_name(f"{old.name.removesuffix(f'-{generation}')}-{generation + 1}")
+    beside = next_generation(run_of(bundle).path, bundle.manifest.generation)
     folder = Path(out) if out else Path(os.path.relpath(beside))
     RunDir(folder).check_new()
     setup = retrain_setup(after, add, accept=accept, promote=promote, progress=shown)

@@ -31,12 +31,16 @@ from tests.runs import SILENT, again
 
 @pytest.fixture
 def place(tiny_run: Path, bundle: Path, tmp_path: Path) -> Path:
-    """A run with its bundle, two names and two corrections, and new images, ten of them an accepted candidate."""
+    """A run with its bundle, two names, a category of one old image that a person began, and two more corrections.
+
+    Ten of the new images are an accepted candidate for that category.
+    """
     shutil.copytree(tiny_run, tmp_path / "run")
     shutil.copytree(bundle, tmp_path / "run" / "bundle")
     opened = Bundle.read(tmp_path / "run" / "bundle")
     paths, names = opened.reference().paths, ["auk", "tern", *opened.manifest.cluster_names[2:]]
-    said = {"cluster_names": names, "images": {paths[0]: 1, paths[1]: "wrong"}}
+    images = {paths[0]: 1, paths[1]: "wrong", paths[2]: 5}
+    said = {"cluster_names": names, "images": images, "new_names": {5: "seven"}}
     (opened.folder / "bundle.json").write_text(opened.manifest.model_copy(update=said).model_dump_json())
     rng = np.random.default_rng(1)
     (tmp_path / "new").mkdir()
@@ -63,12 +67,12 @@ def test_labels_are_taken_along(place: Path) -> None:
     assert carried.ids[columns[files[0]]] == 1 and said[files[0]], "a person moved it"
     assert columns[files[1]] == -1, "it is in none"
     assert carried.ids[carried.wrong[setup.manifest.unlabelled.index(files[1])]] == reference.cluster_ids[1]
-    sevens = [file for file in columns if file.name.startswith("7-")]
+    sevens = [files[2], *(file for file in columns if file.name.startswith("7-"))]
     assert {carried.ids[columns[file]] for file in sevens} == {5} and all(said[file] for file in sevens)
-    assert sum(carried.said) == 11 and sum(carried.added) == 25
+    assert sum(carried.said) == 12 and sum(carried.added) == 25
     promoted = setup_of(place, promote=True).carried
-    named = sum(number in (0, 1) for number in reference.cluster_ids[2:].tolist())
-    assert sum(promoted.said) == 11 + named
+    named = sum(number in (0, 1) for number in reference.cluster_ids[3:].tolist())
+    assert sum(promoted.said) == 12 + named
     assert setup.config.data.novel_classes == len(carried.ids) and setup.manifest.truth is None
 
 

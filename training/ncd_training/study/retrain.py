@@ -9,8 +9,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
 from ncd_serve.bundle import Ancestor, Bundle
-from ncd_serve.discovery.corrections import check_accepted, corrections_of
-from ncd_serve.discovery.find import Candidates, discover, read_batch
+from ncd_serve.discovery.corrections import corrections_of
+from ncd_serve.discovery.find import accepted
 from ncd_serve.errors import DataError, UsageError
 from ncd_serve.naming import WRONG, ClusterEntry, Names, cluster_states, known_clusters
 from ncd_training.base.run_dir import RunDir
@@ -21,7 +21,7 @@ from ncd_training.run.train import set_up
 from ncd_training.score.reference import checkpoint_id
 
 if TYPE_CHECKING:
-    from ncd_serve.naming import Correction
+    from ncd_serve.discovery.find import Candidates
     from ncd_serve.progress import Progress
     from ncd_training.config.schema import TrainConfig
     from ncd_training.data.manifest import Manifest
@@ -48,11 +48,7 @@ def retrain_setup(
     bundle = Bundle.read(after)
     run = run_of(bundle)
     old = _reopened(run, bundle, progress)
-    chosen = Candidates.read(accept) if accept else None
-    if chosen is not None:
-        chosen.check(bundle)
-    batch = read_batch(add, bundle, progress=progress)
-    chosen = chosen or discover(batch, bundle, progress=progress).candidates
+    batch, chosen = accepted(add, accept, bundle, progress=progress)
     before = _before(bundle, chosen, promote=promote)
     manifest = _manifest(old.manifest, [*before.ids, *before.wrong, *batch.paths])
     live = {number for number in before.ids.values() if number >= known_clusters(bundle.manifest)}
@@ -105,23 +101,13 @@ def _before(bundle: Bundle, chosen: Candidates, *, promote: bool) -> _Before:
     if promote:
         named = {state.cluster_id for state in cluster_states(about) if state.state == "named"}
         labelled |= {file for file, number in ids.items() if number in named}
-    _accept(chosen, said, ids, new, first=len(about.cluster_names))
+    waiting = {name: number for number, name in new.items()}
+    for candidate in chosen.candidates:
+        number = waiting.get(candidate.name, len(about.cluster_names) + len(new))
+        new[number] = candidate.name
+        ids |= dict.fromkeys(map(os.path.normpath, candidate.images), number)
     labelled |= {file for file, number in ids.items() if number in new}
     return _Before(ids, {file: number for file, number in wrong.items() if number != NONE}, labelled, new)
-
-
-def _accept(
-    chosen: Candidates, said: dict[str, Correction], ids: dict[str, int], new: dict[int, str | None], *, first: int
-) -> None:
-    """Add the candidates as new clusters; DataError if an image is in two, or in a cluster by a correction."""
-    taken: dict[str, int] = {}
-    for number, candidate in enumerate(chosen.candidates, first + len(new)):
-        check_accepted(said, candidate.images)
-        new[number] = candidate.name
-        for path in map(os.path.normpath, candidate.images):
-            if taken.setdefault(path, number) != number:
-                raise DataError(f"{path} is in two candidates", hint="leave it in one of them")
-    ids |= taken
 
 
 def _manifest(old: Manifest, more: list[str]) -> Manifest:
