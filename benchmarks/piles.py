@@ -206,7 +206,7 @@ def measure(cell: str, seed: int, features: Features) -> dict[str, Any]:
     orders = class_orders(data.known, draws=config.estimate.draws, seed=seed)
     estimate = by_cuts(before, labels.numpy(), likely, orders, config, silent.track)
     clusters = novel if cell in ("clean", "tail", "mixed") else estimate.classes
-    config = with_pile(settled(config, clusters), "mixed" if mixed else "novel")
+    config = settled(config, clusters, mixed=mixed)
     sources = [before, features.after_stage(pile, before, config)]
     decided = f"{found.share:.2f} known, {estimate.line}"
     result: dict[str, Any] = {
@@ -224,12 +224,12 @@ def measure(cell: str, seed: int, features: Features) -> dict[str, Any]:
     return result
 
 
-def settled(config: TrainConfig, clusters: int) -> TrainConfig:
-    """Return the configuration with a number of clusters, and with the clustering switched on."""
+def settled(config: TrainConfig, clusters: int, *, mixed: bool) -> TrainConfig:
+    """Return the configuration with a number of clusters and a kind of pile, and with the clustering switched on."""
     data = config.data.model_copy(update={"novel_classes": clusters})
-    return config.model_copy(
-        update={"data": data, "self_labels": config.self_labels.model_copy(update={"weight": 1.0})}
-    )
+    self_labels = config.self_labels.model_copy(update={"weight": 1.0})
+    config = config.model_copy(update={"data": data, "self_labels": self_labels})
+    return with_pile(config, "mixed" if mixed else "novel")
 
 
 def show(name: str, cell: str, results: list[dict[str, Any]]) -> None:

@@ -42,8 +42,8 @@ if TYPE_CHECKING:
     from ncd_training.model.branches import Branch
 
 _DEFAULT_MAX_CLASSES = 100
-# With two, one is hidden in turn, and the other alone has labels. Piles without known classes were told as such with 3 to
-# 7 known birds or CIFAR-10 classes; of mixed ones, those with 3 to 5 known birds were taken as novel, too.
+# With two, one is hidden in turn, and the other alone has labels. Piles without known classes were told as such with 3
+# to 7 known birds or CIFAR-10 classes; of mixed ones, those with 3 to 5 known birds were taken as novel, too.
 MIN_CLASSES_TO_RECOGNISE = 3
 # Chance to be known, up to which an image counts. In mixed piles of known birds, 40 of them played as novel, the
 # estimates are 73, 54 and (sizes fall 20:1) 45 with 0.5; 64, 48 and 39 with 0.3; 56, 44 and 31 with 0.15.
