@@ -505,9 +505,15 @@ def test_a_run_of_the_page_is_stopped_resumed_by_another_studio_and_exported(
         find(browser, "#training-open").click()
         wait(browser, lambda: find(browser, "h1").text == "letters" and cards(browser))  # one may have no image
         assert words(browser, "#verdict p").split(":")[0] == verdict.split(":")[0]
+        find(browser, "#tab-serving").click()
+        wait(browser, lambda: "is exported to model_repository first" in words(browser, "#serving-words"))
+        find(browser, "#tab-new").click()
+        find(browser, "#files").send_keys(str(next(pile.glob("*/*.png"))))  # which exports the model
+        wait(browser, lambda: words(browser, "#new-summary").startswith("1 image answered"), 120)
+        find(browser, "#tab-clusters").click()
         named = cards(browser)[0]
         find(browser, f"#cluster-{named} .name").send_keys("tern")
-        assert "model_repository" in apply(browser)  # it was exported first
+        assert "model_repository" in apply(browser)
         assert Bundle.read(tmp_path / "runs/letters/bundle").manifest.cluster_names[int(named)] == "tern"
         assert console_errors(browser) == []
         browser.get("about:blank")
