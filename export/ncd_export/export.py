@@ -150,7 +150,7 @@ def _write_reference(
         labelled = embed_labelled(
             state.model, setup.manifest, data.preprocess, workers=data.workers, track=progress.track
         )
-        check_finite(labelled[0])
+        check_finite(labelled.embedding)
         reference = to_reference(
             outputs, labelled, setup.manifest, checkpoint=checkpoint, clusters_are_classes=open_world
         )

@@ -15,16 +15,21 @@ from numpy.typing import NDArray
 from sklearn.cluster import AgglomerativeClustering
 
 from ncd_serve.fit import FITS, calibrate, directions
-from ncd_serve.verdict import Verdict
+from ncd_serve.verdict import Verdict, likeness
+from ncd_training.config.schema import SelfLabelConfig
 from ncd_training.model.predict import Floats, Ids, Outputs
+from ncd_training.objective.class_cuts import class_orders, count_classes, cut_trees
 from ncd_training.objective.clustering import class_whitening, kmeans_ids
 from ncd_training.score.metrics import cluster_accuracy
 from ncd_training.score.pair_quality import sample_rows
+from ncd_training.score.reference import Labelled
 
 _MAX_IMAGES = 2000  # of each kind: distances, Ward's tree and k-means take a second or two
 _SHRINKAGE = 0.1  # as in the settings of self labels
 _STARTS = 3  # of k-means
 _DRAWS = 4  # of the half of the known classes that is held back
+_CUT_DRAWS = 5  # of known classes that are probes; odd, for a median
+_MAX_TREE_IMAGES = 1000
 _MIN_KNOWN_CLASSES = 4  # half of them are clustered, the others show how classes vary
 # Of 207 clusters in 15 runs (split 0 of benchmarks/verdict.py), those with this silhouette have a mean purity of 0.71,
 # the others of 0.35. Pairs of clusters of which a quarter of the images are nearer to the other one are mostly of one
@@ -42,7 +47,7 @@ class Weights(NamedTuple):
 
 
 # Least squares on 23 runs, split 0 of benchmarks/verdict.py; docs/benchmarks/verdict.md has figures on data left out.
-WEIGHTS = Weights(0.19, 1.44, 0.10)
+WEIGHTS = Weights(0.15, 1.32, 0.30)
 TYPICAL_KNOWN_SCORE = 0.65  # mean of these runs, where there are too few known classes to hold some back
 
 
@@ -53,26 +58,28 @@ class Separation(NamedTuple):
     nearest: Ids
 
 
-def judge(outputs: Outputs, labelled: tuple[Floats, Ids], *, seed: int) -> Verdict | None:
+def judge(outputs: Outputs, labelled: Labelled, *, known_clusters: int = 0, seed: int) -> Verdict | None:
     """Return the verdict on the clusters of unlabelled images; None for a model that has diverged.
 
-    `labelled` are embeddings and classes of labelled images.
+    `known_clusters`: the first clusters are this many known classes (an open-world head).
     """
-    if not (np.isfinite(outputs.embedding).all() and np.isfinite(labelled[0]).all()):
+    if not (np.isfinite(outputs.embedding).all() and np.isfinite(labelled.embedding).all()):
         return None
     rows = sample_rows(len(outputs.cluster_ids), seed=seed, at_most=_MAX_IMAGES)
-    some = sample_rows(len(labelled[1]), seed=seed, at_most=_MAX_IMAGES)
-    known = labelled[0][some], labelled[1][some]
+    some = sample_rows(len(labelled.classes), seed=seed, at_most=_MAX_IMAGES)
+    known = labelled.embedding[some], labelled.classes[some]
     places, ids = _places(outputs.embedding[rows], known), outputs.cluster_ids[rows]
     apart, score = separation(places, ids), known_score(*known, seed=seed)
     present = np.unique(ids).tolist()
     limits = calibrate(outputs.embedding, outputs.cluster_ids, outputs.confidences, clusters=outputs.clusters)
     fits = limits.judge(outputs.embedding, outputs.cluster_ids, outputs.confidences)
-    silhouette = float(apart.silhouettes.mean())
+    silhouette, clusters = float(apart.silhouettes.mean()), len(np.unique(outputs.cluster_ids))
+    classes = number_of_classes(outputs, labelled, known_clusters=known_clusters, seed=seed)
     return Verdict(
         images=len(outputs.cluster_ids),
-        clusters=len(np.unique(outputs.cluster_ids)),
-        expected=expected_accuracy(silhouette, score),
+        clusters=clusters,
+        classes=classes,
+        expected=expected_accuracy(silhouette, score, likeness(clusters, classes)),
         silhouette=silhouette,
         known_score=score,
         agreement=_agreement(places, ids, seed),
@@ -83,11 +90,17 @@ def judge(outputs: Outputs, labelled: tuple[Floats, Ids], *, seed: int) -> Verdi
     )
 
 
-def expected_accuracy(silhouette: float, score: float | None, weights: Weights = WEIGHTS) -> float:
-    """Return the ACC that a silhouette and the score on held-back known classes let expect, between 0 and 1."""
+def expected_accuracy(
+    silhouette: float, score: float | None, likeness: float = 1.0, weights: Weights = WEIGHTS
+) -> float:
+    """Return the ACC, between 0 and 1, that a silhouette and the score on held-back known classes let expect.
+
+    With fewer clusters than classes, or more, some images cannot be right: `likeness` is the smaller number divided by
+    the larger one, and its root, which fits best, is a factor.
+    """
     known = TYPICAL_KNOWN_SCORE if score is None else score
-    value = weights.constant + weights.root_of_silhouette * max(silhouette, 0) ** 0.5 + weights.known_score * known
-    return min(max(value, 0.0), 1.0)
+    apart = weights.constant + weights.root_of_silhouette * max(silhouette, 0) ** 0.5 + weights.known_score * known
+    return min(max(apart, 0.0), 1.0) * likeness**0.5
 
 
 def separation(places: Floats, ids: Ids) -> Separation:
@@ -138,6 +151,25 @@ def known_score(embedding: Floats, classes: Ids, *, seed: int) -> float | None:
         _, truth = np.unique(classes[held], return_inverse=True)
         scores.append(cluster_accuracy(kmeans_ids(places, len(known) // 2, seed=seed, starts=_STARTS), truth))
     return float(np.mean(scores))
+
+
+def number_of_classes(outputs: Outputs, labelled: Labelled, *, known_clusters: int, seed: int) -> int | None:
+    """Return about how many classes the unlabelled images show; None for too few known classes or images.
+
+    Trees of the trunk's features are cut: no clustering has changed these. Known classes that the model has recognised
+    count as they are.
+    """
+    present, classes = np.unique(labelled.classes, return_inverse=True)
+    novel = np.flatnonzero(outputs.cluster_ids >= known_clusters)
+    # Of both kinds the same share: the height of a class in a tree depends on its number of images.
+    rows = np.random.default_rng(seed).permutation(novel)[: round(labelled.share * len(novel))]
+    if len(present) < _MIN_KNOWN_CLASSES or np.bincount(classes).min() < 2 or len(rows) < 2:
+        return None
+    features = torch.from_numpy(np.concatenate([labelled.trunk, outputs.trunk[rows]]))
+    orders = class_orders(len(present), draws=_CUT_DRAWS, seed=seed)
+    cuts = cut_trees(features, classes, orders, SelfLabelConfig(), seed=seed, at_most=_MAX_TREE_IMAGES)
+    recognised = np.unique(outputs.cluster_ids[outputs.cluster_ids < known_clusters])
+    return len(recognised) + count_classes(cuts).classes
 
 
 def _agreement(places: Floats, ids: Ids, seed: int) -> float:
