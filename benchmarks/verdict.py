@@ -22,7 +22,7 @@ import numpy as np
 from matplotlib.figure import Figure
 from ncd_training import discover, open_run
 from ncd_training.data.datasets.glyphs import KNOWN, NOVEL, write_glyphs
-from ncd_training.score.verdict import TYPICAL_KNOWN_SCORE, Weights, expected_accuracy
+from ncd_training.score.verdict import Weights, expected_accuracy
 from numpy.typing import NDArray
 from rich.console import Console
 from rich.table import Table
@@ -61,8 +61,7 @@ class Result(NamedTuple):
     variant: str
     acc: float
     expected: float
-    silhouette: float
-    known_score: float
+    settled: float
     likeness: float
     classes: str  # estimated, and clusters
     purities: dict[bool, list[float]]  # of tight clusters, and of the others
@@ -148,11 +147,11 @@ def measured(name: str, split: int, variant: str, out: Path) -> Result:
     if not (folder / "reference.npz").exists():
         train(name, split, variant, folder)
     run = open_run(folder, progress=False)
-    summary = run.summary if run.summary.verdict else run.evaluate()
+    verdict = run.summary.verdict
+    summary = run.evaluate() if verdict is None or verdict.settled is None else run.summary
     verdict = summary.verdict
-    assert verdict is not None
-    known = TYPICAL_KNOWN_SCORE if verdict.known_score is None else verdict.known_score
-    acc, measures = summary.scores["unlabelled-train"].acc, (verdict.silhouette, known, verdict.likeness)
+    assert verdict is not None and verdict.settled is not None
+    acc, measures = summary.scores["unlabelled-train"].acc, (verdict.settled, verdict.likeness)
     console.print(f"{folder.name}: ACC {acc:.3f}, {'; '.join(verdict.sentences())}", soft_wrap=True, highlight=False)
     numbers = f"{verdict.classes} / {verdict.clusters}"
     purities = purities_of(Reference.read(folder / REFERENCE), verdict.tight)
@@ -173,17 +172,14 @@ def purities_of(reference: Reference, tight: list[int]) -> dict[bool, list[float
 def fitted(results: list[Result]) -> Weights:
     """Return the coefficients that predict the ACC of these runs best, by least squares."""
     ratios = np.array([[result.likeness**0.5] for result in results])
-    rows = np.array([[1.0, max(result.silhouette, 0) ** 0.5, result.known_score] for result in results])
+    rows = np.array([[1.0, result.settled] for result in results])
     return Weights(*np.linalg.lstsq(ratios * rows, np.array([result.acc for result in results]), rcond=None)[0])
 
 
 def left_out(results: list[Result]) -> list[float]:
     """Return the expected ACC of each run, with coefficients from the other datasets."""
     weights = {name: fitted([other for other in results if other.data != name]) for name in SOURCES}
-    return [
-        expected_accuracy(result.silhouette, result.known_score, result.likeness, weights[result.data])
-        for result in results
-    ]
+    return [expected_accuracy(result.settled, result.likeness, weights[result.data]) for result in results]
 
 
 def show(results: list[Result]) -> None:

@@ -20,14 +20,17 @@ class Verdict(BaseModel):
 
     images: int = Field(ge=1)
     clusters: int = Field(ge=1)  # that have images
-    classes: int | None = Field(None, ge=1)  # that the images show, an estimate; None: too few known classes
+    classes: int | None = Field(None, ge=1)  # that the images show, an estimate; None: not known
     expected: float = Field(ge=0, le=1)  # ACC
+    # Share of the images that are nearer to their own cluster than to any other, by features that no training on
+    # clusters has changed; None in runs of older versions.
+    settled: float | None = None
     silhouette: float  # mean over the images, in the geometry of the known classes
     known_score: float | None = None  # ACC on held-back known classes; None: too few
     agreement: float  # mean ACC of k-means and Ward's linkage against these clusters
     tight: list[int] = []  # clusters that stand apart from the others
     alike: list[tuple[int, int]] = []  # pairs of clusters whose images are often nearer to the other one
-    empty: list[int] = []
+    empty: list[int] = []  # novel clusters without an image
     nowhere: int = 0  # images far from the centre of their cluster
 
     @property

@@ -115,7 +115,7 @@ function showAnswers() {
 
 function answersInWords() {
   const outliers = answers.filter(({ row }) => row.fit === "outlier").length;
-  const fits = outliers ? `${counted(outliers, "image")} of them like no image of training` : "each is near a cluster";
+  const fits = outliers ? `${grouped(outliers)} of them like no image of training` : "each is near a cluster";
   const found = !areEnough() ? `new categories are looked for in ${ENOUGH} images or more`
     : lookedAt < answers.length ? "looking for new categories…"
     : candidates.length > 1 ? `${candidates.length} groups may be new categories`

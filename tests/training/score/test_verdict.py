@@ -54,11 +54,10 @@ def test_an_image_alone_and_a_single_cluster_have_silhouette_0() -> None:
 
 
 def test_expected_accuracy_by_hand() -> None:
-    weights = Weights(0.1, 2.0, 0.5)
-    assert expected_accuracy(0.04, 0.6, 1.0, weights) == pytest.approx(0.1 + 2 * 0.2 + 0.3)
-    assert expected_accuracy(-0.2, 0.6, 1.0, weights) == pytest.approx(0.4)
-    assert expected_accuracy(0.9, 1.0, 1.0, weights) == 1.0
-    assert expected_accuracy(0.04, 0.6, 0.25, weights) == pytest.approx(0.8 / 2)
+    weights = Weights(0.1, 0.8)
+    assert expected_accuracy(0.5, 1.0, weights) == pytest.approx(0.1 + 0.8 * 0.5)
+    assert expected_accuracy(0.5, 0.25, weights) == pytest.approx(0.5 / 2)
+    assert expected_accuracy(1.0, 1.0, Weights(0.2, 1.0)) == 1.0
 
 
 def test_pairs_are_alike_if_a_quarter_of_the_images_is_nearer_to_the_other() -> None:
