@@ -41,7 +41,7 @@ SMALL = (
     *TINY,
     "optim.labelled_batch=2",  # so small that an epoch takes seconds, and the page sees what precedes the first
     "optim.unlabelled_batch=2",
-    "optim.epochs=6",  # it has not ended before it is stopped
+    "optim.epochs=4",  # it has not ended before it is stopped
 )
 
 
@@ -486,7 +486,7 @@ def test_a_run_of_the_page_is_stopped_resumed_by_another_studio_and_exported(
         wait(browser, lambda: words(browser, "#forming").startswith("Clusters before training"), 90)
         strips = [strip.get_attribute("style") for strip in browser.find_elements(By.CSS_SELECTOR, "#forming .strip")]
         assert len(strips) == 2 and all("/forming.jpg?" in style for style in strips)
-        wait(browser, lambda: re.match(r"epoch \d/6, step \d+: \d+ of \d+", words(browser, "#training-step")))
+        wait(browser, lambda: re.match(r"epoch \d/4, step \d+: \d+ of \d+", words(browser, "#training-step")))
         bar = find(browser, "#training-progress")
         assert bar.is_displayed() and 0 < float(str(bar.get_property("value"))) < float(str(bar.get_property("max")))
         find(browser, "#training-stop").click()
