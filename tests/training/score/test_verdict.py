@@ -104,6 +104,13 @@ def test_a_wrong_number_of_clusters_is_noticed_though_they_stand_apart() -> None
     assert number_of_classes(half, labelled(3, 20, width=0.1), known_clusters=0, seed=0) is None
 
 
+def test_a_pile_alone_has_a_verdict() -> None:
+    embedding, ids = drawn(8, 20, width=0.1)
+    nothing = np.zeros((0, 99), np.float32)  # of no image, the trunk's width is not known
+    found = judge(outputs(embedding, ids, 8), Labelled(nothing[:, :DIMS], np.zeros(0, np.int64), nothing), seed=0)
+    assert found is not None and found.classes is None and found.expected > 0.7
+
+
 @pytest.mark.parametrize("ids", [[0, 0, 0], [0, 1, 1], [2, 0, 1]])
 def test_few_images_have_a_verdict(ids: list[int]) -> None:
     embedding = np.eye(3, DIMS, dtype=np.float32)

@@ -183,8 +183,10 @@ def _agreement(places: Floats, ids: Ids, seed: int) -> float:
 
 
 def _places(embedding: Floats, known: tuple[Floats, Ids]) -> Floats:
-    """Return unit rows around the mean of the images, in the geometry of known classes."""
-    classes = np.unique(known[1], return_inverse=True)[1]
-    transform = class_whitening(torch.from_numpy(known[0]), torch.from_numpy(classes), shrinkage=_SHRINKAGE)
-    moved = embedding @ transform.numpy()
+    """Return unit rows around the mean of the images, in the geometry of known classes if there are any."""
+    moved = embedding
+    if len(known[1]):
+        classes = np.unique(known[1], return_inverse=True)[1]
+        transform = class_whitening(torch.from_numpy(known[0]), torch.from_numpy(classes), shrinkage=_SHRINKAGE)
+        moved = embedding @ transform.numpy()
     return directions(moved - moved.mean(0))
