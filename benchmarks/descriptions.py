@@ -17,10 +17,11 @@ from pathlib import Path
 import numpy as np
 import torch
 from ncd_training.model.predict import Ids
+from ncd_training.objective.class_cuts import class_orders
 from ncd_training.objective.clustering import discovered_assignment
 from ncd_training.objective.self_labels import Geometries, described
 from ncd_training.score.metrics import cluster_accuracy
-from ncd_training.study.class_features import by_cuts, class_orders, known_share
+from ncd_training.study.class_features import by_cuts, known_share
 from ncd_training.study.piles import Pile
 from numpy.typing import NDArray
 from piles import Features, load, silent

@@ -24,10 +24,11 @@ import numpy as np
 import torch
 import torch.nn.functional as F
 from ncd_training.model.predict import Ids
+from ncd_training.objective.class_cuts import class_orders
 from ncd_training.objective.clustering import kmeans_ids
 from ncd_training.objective.self_labels import Geometries, described, mixed_targets, novel_targets
 from ncd_training.score.metrics import cluster_accuracy
-from ncd_training.study.class_features import by_cuts, class_orders, known_share, surely_novel
+from ncd_training.study.class_features import by_cuts, known_share, surely_novel
 from ncd_training.study.piles import Pile
 from piles import SHARED, Features, auroc, load, settled, silent
 from rich.console import Console

@@ -38,6 +38,7 @@ from ncd_training.model.branches import DualBranchModel
 from ncd_training.model.map_cache import cache_views
 from ncd_training.model.predict import Ids
 from ncd_training.model.weights import initial_trunk, settle
+from ncd_training.objective.class_cuts import class_orders
 from ncd_training.objective.clustering import class_whitening, main_directions
 from ncd_training.objective.constrained_kmeans import FREE, constrained_kmeans
 from ncd_training.objective.method import Lesson, Material, checked
@@ -53,7 +54,6 @@ from ncd_training.run.step import build_state
 from ncd_training.study.class_features import (
     MIN_CLASSES_TO_RECOGNISE,
     by_cuts,
-    class_orders,
     known_share,
     surely_novel,
 )

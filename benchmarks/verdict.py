@@ -6,8 +6,9 @@
 Small runs: classes are drawn by split, half of the variants are bad on purpose. Finished runs in --out are kept; with
 `--finished` only those are shown. Splits after the first are fresh: the formula was chosen on the first one.
 `expected` is the ACC that `train` prints. `left out` is the same formula with coefficients from the runs of the other
-two datasets. Rank correlations (Spearman) and mean errors of both end the table; so do coefficients from all runs of
-split 0, which `score/verdict.py` has. True classes score, and nothing else.
+two datasets; the root of the ratio of clusters and classes is not fitted. Rank correlations (Spearman) and mean errors
+of both end the table; so do coefficients from all runs of split 0, which `score/verdict.py` has, and the purity of
+tight clusters and of the others. True classes score, and nothing else.
 """
 
 from __future__ import annotations
@@ -21,11 +22,13 @@ import numpy as np
 from matplotlib.figure import Figure
 from ncd_training import discover, open_run
 from ncd_training.data.datasets.glyphs import KNOWN, NOVEL, write_glyphs
-from ncd_training.score.verdict import TYPICAL_KNOWN_SCORE, Weights, expected_accuracy
+from ncd_training.score.verdict import Weights, expected_accuracy
 from numpy.typing import NDArray
 from rich.console import Console
 from rich.table import Table
 from scipy.stats import spearmanr
+
+from ncd_serve.reference import REFERENCE, Reference
 
 SHARED = Path(__file__).resolve().parents[2] / "shared" / "data"
 HIDDEN_SHARE = 3  # one in three images of known classes joins a mixed pile
@@ -58,8 +61,10 @@ class Result(NamedTuple):
     variant: str
     acc: float
     expected: float
-    silhouette: float
-    known_score: float
+    settled: float
+    likeness: float
+    classes: str  # estimated, and clusters
+    purities: dict[bool, list[float]]  # of tight clusters, and of the others
 
 
 SOURCES = {
@@ -142,34 +147,49 @@ def measured(name: str, split: int, variant: str, out: Path) -> Result:
     if not (folder / "reference.npz").exists():
         train(name, split, variant, folder)
     run = open_run(folder, progress=False)
-    summary = run.summary if run.summary.verdict else run.evaluate()
+    verdict = run.summary.verdict
+    summary = run.evaluate() if verdict is None or verdict.settled is None else run.summary
     verdict = summary.verdict
-    assert verdict is not None
-    known = TYPICAL_KNOWN_SCORE if verdict.known_score is None else verdict.known_score
-    acc = summary.scores["unlabelled-train"].acc
+    assert verdict is not None and verdict.settled is not None
+    acc, measures = summary.scores["unlabelled-train"].acc, (verdict.settled, verdict.likeness)
     console.print(f"{folder.name}: ACC {acc:.3f}, {'; '.join(verdict.sentences())}", soft_wrap=True, highlight=False)
-    return Result(name, split, variant, acc, verdict.expected, verdict.silhouette, known)
+    numbers = f"{verdict.classes} / {verdict.clusters}"
+    purities = purities_of(Reference.read(folder / REFERENCE), verdict.tight)
+    # Computed again, not `verdict.expected`: a run that is kept may be older than the coefficients.
+    return Result(name, split, variant, acc, expected_accuracy(*measures), *measures, numbers, purities)
+
+
+def purities_of(reference: Reference, tight: list[int]) -> dict[bool, list[float]]:
+    """Return the shares of the most frequent true class in tight clusters and in the others."""
+    found: dict[bool, list[float]] = {True: [], False: []}
+    truth = np.array(reference.truth)
+    for number in np.unique(reference.cluster_ids).tolist():
+        counts = np.unique(truth[reference.cluster_ids == number], return_counts=True)[1]
+        found[number in tight].append(float(counts.max() / counts.sum()))
+    return found
 
 
 def fitted(results: list[Result]) -> Weights:
     """Return the coefficients that predict the ACC of these runs best, by least squares."""
-    rows = [[1.0, max(result.silhouette, 0) ** 0.5, result.known_score] for result in results]
-    return Weights(*np.linalg.lstsq(np.array(rows), np.array([result.acc for result in results]), rcond=None)[0])
+    ratios = np.array([[result.likeness**0.5] for result in results])
+    rows = np.array([[1.0, result.settled] for result in results])
+    return Weights(*np.linalg.lstsq(ratios * rows, np.array([result.acc for result in results]), rcond=None)[0])
 
 
 def left_out(results: list[Result]) -> list[float]:
     """Return the expected ACC of each run, with coefficients from the other datasets."""
     weights = {name: fitted([other for other in results if other.data != name]) for name in SOURCES}
-    return [expected_accuracy(result.silhouette, result.known_score, weights[result.data]) for result in results]
+    return [expected_accuracy(result.settled, result.likeness, weights[result.data]) for result in results]
 
 
 def show(results: list[Result]) -> None:
     """Print the table, and how well ACC is predicted."""
-    table = Table("data", "split", "run", "ACC", "expected", "left out", title="ACC without labels")
+    columns = ("data", "split", "run", "ACC", "expected", "left out", "classes / clusters")
+    table = Table(*columns, title="ACC without labels")
     predicted, true = left_out(results), np.array([result.acc for result in results])
     for result, guess in sorted(zip(results, predicted, strict=True), key=lambda pair: -pair[0].acc):
         figures = (f"{value:.2f}" for value in (result.acc, result.expected, guess))
-        table.add_row(result.data, str(result.split), result.variant, *figures)
+        table.add_row(result.data, str(result.split), result.variant, *figures, result.classes)
     console.print(table)
     expected = np.array([result.expected for result in results])
     fresh = np.array([result.split > 0 for result in results])
@@ -177,6 +197,9 @@ def show(results: list[Result]) -> None:
         console.print(f"{name}: {_fit_line(guesses, true)}")
         if fresh.sum() > 2:
             console.print(f"{name}, other splits: {_fit_line(guesses[fresh], true[fresh])}")
+    for name, tight in (("tight clusters", True), ("other clusters", False)):
+        purities = [purity for result in results for purity in result.purities[tight]]
+        console.print(f"{name}: mean purity {np.mean(purities):.2f}, {len(purities)} clusters")
     console.print(f"coefficients of split 0: {fitted([result for result in results if result.split == 0])}")
 
 

@@ -150,7 +150,7 @@ def _write_reference(
         labelled = embed_labelled(
             state.model, setup.manifest, data.preprocess, workers=data.workers, track=progress.track
         )
-        check_finite(labelled[0])
+        check_finite(labelled.embedding)
         reference = to_reference(
             outputs, labelled, setup.manifest, checkpoint=checkpoint, clusters_are_classes=open_world
         )
@@ -283,17 +283,18 @@ def _bundle_manifest(
         },
         # onnxruntime has a different package name on each platform.
         **_generation(setup),
-        **(_scores(run) if finished else {}),
+        **(_scores(run, names) if finished else {}),
         versions={**{name: version(name) for name in _PACKAGES}, "onnxruntime": onnxruntime.__version__},
         sha256={},
     )
 
 
-def _scores(run: RunDir) -> dict[str, Any]:
+def _scores(run: RunDir, names: list[str]) -> dict[str, Any]:
     """Return ACC by split as far as true classes are known, and the verdict without them."""
     summary = run.read_summary()
     acc = {split: score.acc for split, score in summary.scores.items() if split in _SPLITS}
-    return {"scores": acc, "verdict": "; ".join(summary.verdict.sentences()) if summary.verdict else ""}
+    words = summary.verdict.sentences(names.__getitem__) if summary.verdict else []
+    return {"scores": acc, "verdict": "; ".join(words)}
 
 
 def _generation(setup: Setup) -> dict[str, Any]:

@@ -43,6 +43,7 @@ def make_app(desk: Desk, *, token: str, hosts: frozenset[str], cookie: str) -> S
         Route("/forming.jpg", _answering(_forming, desk)),
         Route("/api/folders", _answering(_folders, desk)),
         Route("/api/browse", _answering(_browse, desk)),
+        Route("/api/export", _answering(_export, desk), methods=["POST"]),
         Route("/api/apply", _answering(_apply, desk), methods=["POST"]),
         Route("/api/split", _answering(_split, desk), methods=["POST"]),
         Route("/api/category", _answering(_category, desk), methods=["POST"]),
@@ -153,6 +154,11 @@ async def _folders(request: Request, _desk: Desk) -> Response:
 
 async def _browse(request: Request, _desk: Desk) -> Response:
     return JSONResponse(await run_in_threadpool(look_into, request.query_params.get("path", "")))
+
+
+async def _export(_request: Request, desk: Desk) -> Response:
+    await run_in_threadpool(desk.export)
+    return JSONResponse({})
 
 
 async def _apply(request: Request, desk: Desk) -> Response:

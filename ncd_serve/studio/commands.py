@@ -17,10 +17,10 @@ from pydantic import BaseModel, ConfigDict, Field
 
 from ncd_serve.errors import DataError, NcdError, UsageError
 from ncd_serve.files import held
+from ncd_serve.gallery.read import read_run
 from ncd_serve.places import FORMING
 from ncd_serve.progress import PROGRESS_VARIABLE
 from ncd_serve.reference import REFERENCE
-from ncd_serve.verdict import read_verdict
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -57,7 +57,9 @@ class TrainingForm(BaseModel):
 def run_command(*words: str, seconds: float = _PLAN_SECONDS) -> str:
     """Run a command of ours to its end and return what it printed; raise its error as one of ours."""
     try:
-        done = subprocess.run(_command(words), capture_output=True, text=True, timeout=seconds, check=False)
+        done = subprocess.run(
+            _command(words), env=_environment(), capture_output=True, text=True, timeout=seconds, check=False
+        )
     except subprocess.TimeoutExpired:
         raise NcdError(f"ncd-serve {words[0]} has not ended in {seconds / 60:.0f} minutes") from None
     if done.returncode:
@@ -81,6 +83,7 @@ class Training:
 
     run: Path
     process: subprocess.Popen[bytes] | None = None  # None: it was interrupted before this studio began
+    _verdict: list[str] | None = None  # in words, once it is finished
 
     @classmethod
     def start(cls, form: TrainingForm) -> Training:
@@ -102,7 +105,7 @@ class Training:
     def _launch(cls, run: Path, words: Sequence[str]) -> Training:
         run.parent.mkdir(parents=True, exist_ok=True)
         training = cls(run)
-        environment = {**os.environ, PROGRESS_VARIABLE: str(training._progress.absolute())}
+        environment = _environment() | {PROGRESS_VARIABLE: str(training._progress.absolute())}
         with training._log.open("wb") as log:
             # A group of its own: Ctrl-C in the studio's terminal reaches it through `stop` alone.
             training.process = subprocess.Popen(
@@ -142,7 +145,8 @@ class Training:
         """Return what the page shows: state, last lines, figures of the epochs, and how clusters form."""
         state, text = self._state(), self._log.read_text(errors="replace") if self._log.is_file() else ""
         error = error_in(text, self.process.returncode) if state == "failed" and self.process else None
-        verdict = read_verdict(self.run) if state == "finished" else None
+        if state == "finished" and self._verdict is None:
+            self._verdict = read_run(self.run).verdict
         return {
             "run": str(self.run),
             "state": state,
@@ -150,7 +154,7 @@ class Training:
             "progress": _read_json(self._progress) if state == "running" else None,
             "epochs": _json_lines(self.run / _METRICS),
             "forming": _read_json(self.run / FORMING),
-            "verdict": verdict.sentences() if verdict else [],
+            "verdict": self._verdict or [],
             "error": str(error) if error else None,
             "hint": error.hint if error else None,
         }
@@ -168,6 +172,11 @@ class Training:
 
 def _command(words: Sequence[str]) -> list[str]:
     return [sys.executable, "-m", "ncd_serve", *words]
+
+
+def _environment() -> dict[str, str]:
+    # From Python 3.11 on, a file of the present folder, as `random.py`, is not taken for a module.
+    return {**os.environ, "PYTHONSAFEPATH": "1"}
 
 
 def _json_lines(path: Path) -> list[Any]:

@@ -70,11 +70,19 @@ class Desk:
         key = self.opened.key if self.opened else ""
         return facts | {"studio": f"/p/{key}", "exported": bool(self.opened and self.opened.bundle), "live": shared}
 
+    def export(self) -> None:
+        """Export the open run, unless it was exported before."""
+        with self._lock:
+            self._export()
+
+    def _export(self) -> None:
+        if self.project.bundle is None:
+            run_command("export", str(self.project.source))
+
     def apply(self, names: Names) -> dict[str, Any]:
         """Apply names; a run that was never exported is exported first."""
         with self._lock:
-            if self.project.bundle is None:
-                run_command("export", str(self.project.source))
+            self._export()
             return self.project.apply(names)
 
     def keep_image(self, content: bytes, category: str, name: str) -> str:
@@ -151,13 +159,14 @@ class Desk:
 
     def serving_state(self) -> dict[str, Any]:
         """Return the state of the project's server."""
-        if self.opened is None or self.opened.bundle is None:
-            return {"running": False, "possible": "the model was not exported yet"}
-        return serving_state(self.project.place)
+        if self.opened is None:
+            return {"running": False, "obstacle": f"No run is open: {_NO_PROJECT}."}
+        return serving_state(self.opened.place, exported=self.opened.bundle is not None)
 
     def start_serving(self) -> None:
-        """Start a Triton server on the project's repository, unless one runs."""
+        """Start a Triton server on the project's repository, unless one runs; export the model first if need be."""
         with self._lock:
+            self._export()
             if not self.serving_state()["running"]:
                 start_serving(self.project.place)
 

@@ -20,12 +20,15 @@ if TYPE_CHECKING:
 _START_SECONDS, _STOP_SECONDS = 180.0, 40.0
 
 
-def serving_state(place: ExportPlace) -> dict[str, Any]:
-    """Return whether a server runs, which versions it serves, its requests, and how to ask it."""
-    server = server_of(place.repository)
+def serving_state(place: ExportPlace, *, exported: bool) -> dict[str, Any]:
+    """Return whether a server runs, which versions it serves, its requests, and how to ask it.
+
+    `exported`: the model is in the repository already.
+    """
+    server = server_of(place.repository) if exported else None
     facts: dict[str, Any] = {"repository": str(place.repository), "model": place.model, "running": server is not None}
     if server is None:
-        return facts | {"possible": _why_not()}
+        return facts | {"exported": exported, "obstacle": _obstacle()}
     asked = bool(os.environ.get(TOKEN_VARIABLE))
     lines = request_lines(server.grpc_url, server.http_url, place.repository, name=place.model, token=asked)
     return facts | {
@@ -48,7 +51,7 @@ def stop_serving(place: ExportPlace) -> None:
         server.stop(timeout=_STOP_SECONDS)
 
 
-def _why_not() -> str | None:
+def _obstacle() -> str | None:
     """Return why no Triton can be started here, or None if one can."""
     try:
         find_triton()

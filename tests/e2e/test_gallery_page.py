@@ -321,7 +321,7 @@ def test_the_next_image_to_look_at_and_what_an_answer_does(browser: Chrome) -> N
     )
     assert "1 more image between these two" in words(browser, "#question .answers")
     find(browser, f"#question .side[data-cluster='{other}']").click()
-    assert words(browser, "#question .effect").startswith("1 image like this one is in ")
+    assert words(browser, "#question .effect").startswith("1 image like the last one is in ")
     find(browser, "#question .effect button").click()
     assert not find(browser, "#questions").is_displayed()
     assert len(browser.find_elements(By.CSS_SELECTOR, f"#cluster-{other} .tile.corrected")) == 2

@@ -41,6 +41,7 @@ SMALL = (
     *TINY,
     "optim.labelled_batch=2",  # so small that an epoch takes seconds, and the page sees what precedes the first
     "optim.unlabelled_batch=2",
+    "optim.epochs=4",  # it has not ended before it is stopped
 )
 
 
@@ -485,7 +486,7 @@ def test_a_run_of_the_page_is_stopped_resumed_by_another_studio_and_exported(
         wait(browser, lambda: words(browser, "#forming").startswith("Clusters before training"), 90)
         strips = [strip.get_attribute("style") for strip in browser.find_elements(By.CSS_SELECTOR, "#forming .strip")]
         assert len(strips) == 2 and all("/forming.jpg?" in style for style in strips)
-        wait(browser, lambda: re.match(r"epoch \d/2, step \d+: \d+ of \d+", words(browser, "#training-step")))
+        wait(browser, lambda: re.match(r"epoch \d/4, step \d+: \d+ of \d+", words(browser, "#training-step")))
         bar = find(browser, "#training-progress")
         assert bar.is_displayed() and 0 < float(str(bar.get_property("value"))) < float(str(bar.get_property("max")))
         find(browser, "#training-stop").click()
@@ -505,9 +506,15 @@ def test_a_run_of_the_page_is_stopped_resumed_by_another_studio_and_exported(
         find(browser, "#training-open").click()
         wait(browser, lambda: find(browser, "h1").text == "letters" and cards(browser))  # one may have no image
         assert words(browser, "#verdict p").split(":")[0] == verdict.split(":")[0]
+        find(browser, "#tab-serving").click()
+        wait(browser, lambda: "is exported to model_repository first" in words(browser, "#serving-words"))
+        find(browser, "#tab-new").click()
+        find(browser, "#files").send_keys(str(next(pile.glob("*/*.png"))))  # which exports the model
+        wait(browser, lambda: words(browser, "#new-summary").startswith("1 image answered"), 120)
+        find(browser, "#tab-clusters").click()
         named = cards(browser)[0]
         find(browser, f"#cluster-{named} .name").send_keys("tern")
-        assert "model_repository" in apply(browser)  # it was exported first
+        assert "model_repository" in apply(browser)
         assert Bundle.read(tmp_path / "runs/letters/bundle").manifest.cluster_names[int(named)] == "tern"
         assert console_errors(browser) == []
         browser.get("about:blank")

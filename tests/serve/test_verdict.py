@@ -23,6 +23,12 @@ def test_words_come_in_the_order_of_their_weight() -> None:
     ]
 
 
+def test_a_number_of_clusters_that_is_far_from_that_of_the_classes_is_said_early() -> None:
+    many = GOOD.model_copy(update={"classes": 11})
+    assert many.sentences()[1] == "the images look like about 11 classes, not 20"
+    assert len(GOOD.model_copy(update={"classes": 17}).sentences()) == len(many.sentences()) - 1
+
+
 def test_names_replace_numbers_and_long_lists_are_counted() -> None:
     verdict = GOOD.model_copy(update={"tight": [0], "alike": [(number, 9) for number in range(5)], "nowhere": 1})
     assert verdict.sentences("bird-{}".format)[1:] == [

@@ -37,14 +37,17 @@ function makeNotes() {
   $("notes").replaceChildren(makeVerdict(), ...notes.filter(Boolean).map((note) => make("p", { class: "note" }, note)));
 }
 
+const MOST_PAIRS = 3; // of clusters that look like one, as in the words
+
 // The verdict in words, and buttons that lead to what it is about.
 function makeVerdict() {
   if (!data.verdict.length) return "";
   const ways = make("p", { class: "answers" });
-  const fill = () => ways.replaceChildren(...data.alike.map(compareButton).filter(Boolean), ...outlierButton());
+  const fill = () => ways.replaceChildren(...data.alike.map(compareButton).filter(Boolean).slice(0, MOST_PAIRS), ...outlierButton());
   namingListeners.push(fill);
   fill();
-  return make("div", { id: "verdict" }, make("p", {}, inWords(data.verdict)), ways);
+  const [head, ...rest] = inWords(data.verdict).split(":");
+  return make("div", { id: "verdict" }, make("p", {}, make("b", {}, head), `:${rest.join(":")}`), ways);
 }
 
 function compareButton(pair) {

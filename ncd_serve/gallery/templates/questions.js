@@ -16,12 +16,13 @@ function effectOf(to, { image, like }) {
   const rest = like.filter((each) => !moves.has(each));
   if (!rest.length) return null;
   const [is, it] = rest.length === 1 ? ["is", "it"] : ["are", "them"];
-  const words = `${counted(rest.length, "image")} like this one ${is} in ${nameOf(own)}`;
+  const words = `${counted(rest.length, "image")} like the last one ${is} in ${nameOf(own)}`;
   if (to === own) return make("p", { class: "effect muted", "data-for": image }, `${words}, and ${rest.length === 1 ? "stays" : "stay"} there.`);
-  return make("p", { class: "effect", "data-for": image }, `${words}. `, make("button", { type: "button", click: () => {
-    effect = null;
-    moveImages(rest, to);
-  } }, `Move ${it}, too`));
+  return make("div", { class: "effect", "data-for": image }, make("span", { class: "tiles" }, ...rest.slice(0, 6).map(makePicture)),
+    `${words}. `, make("button", { type: "button", click: () => {
+      effect = null;
+      moveImages(rest, to);
+    } }, `Move ${it}, too`));
 }
 
 function decide(question, to) {

@@ -56,6 +56,13 @@ function refocus(button) {
   [button, ...button.parentElement.querySelectorAll("button")].find((each) => !each.hidden && !each.disabled)?.focus();
 }
 
+// Load the page again, for what is open now.
+function loadClusters() {
+  scrollTo(0, 0); // or the browser goes on where this page was
+  history.replaceState(null, "", "#clusters");
+  location.reload();
+}
+
 const pause = (seconds) => new Promise((done) => { setTimeout(done, seconds * 1000); });
 
 live.apply = async () => {

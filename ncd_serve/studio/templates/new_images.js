@@ -43,7 +43,17 @@ async function filesIn(entry) {
   return (await Promise.all(found.map(filesIn))).flat();
 }
 
+// A run that was never exported has no model yet that answers.
+async function makeReady() {
+  if (data.exported) return true;
+  setText("new-summary", "The model is exported first, which takes about a minute");
+  data.exported = Boolean(await busy($("pick-files"), "Exporting…", () => ask("/api/export", {})));
+  setText("new-summary", "");
+  return data.exported;
+}
+
 async function askAbout(files) {
+  if (!await makeReady()) return;
   const wanted = files.filter(({ name }) => IMAGE.test(name));
   const progress = $("new-progress");
   Object.assign(progress, { hidden: false, max: Math.max(1, wanted.length), value: 0 });
@@ -105,7 +115,7 @@ function showAnswers() {
 
 function answersInWords() {
   const outliers = answers.filter(({ row }) => row.fit === "outlier").length;
-  const fits = outliers ? `${counted(outliers, "image")} of them like no image of training` : "each is near a cluster";
+  const fits = outliers ? `${grouped(outliers)} of them like no image of training` : "each is near a cluster";
   const found = !areEnough() ? `new categories are looked for in ${ENOUGH} images or more`
     : lookedAt < answers.length ? "looking for new categories…"
     : candidates.length > 1 ? `${candidates.length} groups may be new categories`

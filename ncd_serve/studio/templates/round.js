@@ -3,7 +3,7 @@ const KINDS = { new: "new", split: "gave images to a new one", grown: "has new i
 
 function makeRound() {
   $("round-start").addEventListener("click", startRound);
-  $("round-open").addEventListener("click", () => { location.hash = "clusters"; location.reload(); });
+  $("round-open").addEventListener("click", loadClusters);
 }
 
 async function watchRound() {

@@ -1,6 +1,7 @@
 // The server: started, stopped, its requests, and lines to copy.
 function makeServing() {
-  $("serving-start").addEventListener("click", (event) => actServing(event.target, "Starting…", "start"));
+  $("serving-start").addEventListener("click", (event) =>
+    actServing(event.target, data.exported ? "Starting…" : "Exporting, then starting…", "start"));
   $("serving-stop").addEventListener("click", (event) => actServing(event.target, "Stopping…", "stop"));
   const { address, token } = data.live;
   showLines($("predict-lines"), {
@@ -12,7 +13,9 @@ function makeServing() {
 
 async function actServing(button, words, action) {
   const state = await busy(button, words, () => ask(`/api/serving/${action}`, {}));
-  if (state) showServing(state);
+  if (!state) return;
+  data.exported ||= state.running;
+  showServing(state);
 }
 
 async function watchServing() {
@@ -20,11 +23,11 @@ async function watchServing() {
   if (state) showServing(state);
 }
 
-function showServing({ running, possible, model, repository, url, versions = [], activity, lines }) {
+function showServing({ running, obstacle, exported, model, repository, url, versions = [], activity, lines }) {
   setText("serving-words", running
     ? `Model ${model}, version ${versions.join(", ") || "loading"}, answers on ${url} (${repository}).`
-    : possible ?? `No server runs on ${repository}.`);
-  $("serving-start").hidden = running || Boolean(possible);
+    : obstacle ?? (exported ? `No server runs on ${repository}.` : `The model is exported to ${repository} first, which takes about a minute.`));
+  $("serving-start").hidden = running || Boolean(obstacle);
   $("serving-stop").hidden = !running;
   const ms = (value) => (value === undefined ? "-" : `${value.toFixed(1)} ms`);
   const figures = activity ? {
@@ -41,8 +44,13 @@ function showServing({ running, possible, model, repository, url, versions = [],
 function showLines(place, lines) {
   place.replaceChildren(...Object.entries(lines).map(([name, line]) => {
     const copy = make("button", { type: "button", class: "plain", "aria-label": `Copy the line for ${name}`, click: async () => {
-      await navigator.clipboard.writeText(line).catch(() => getSelection().selectAllChildren(copy.previousSibling));
-      tell("Copied");
+      try {
+        await navigator.clipboard.writeText(line);
+        tell("Copied");
+      } catch { // not allowed, or not of this machine and without TLS
+        getSelection().selectAllChildren(copy.previousSibling);
+        tell("Selected: copy it with Ctrl and C");
+      }
     } }, "Copy");
     return make("div", { class: "line" }, make("span", { class: "muted" }, name), make("pre", { tabindex: 0 }, line), copy);
   }));

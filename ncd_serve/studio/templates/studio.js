@@ -1,9 +1,12 @@
 // Tabs of the studio. What can change by itself is asked for while its tab is shown.
 const TABS = { clusters: null, new: watchRound, training: watchTraining, serving: watchServing };
 const WATCH_SECONDS = 1.5;
+const scrolled = {}; // how far each tab was, to go on there
 let tab = "clusters";
 
 function showTab(name) {
+  const changes = tab !== name;
+  scrolled[tab] = scrollY;
   tab = name;
   for (const each of Object.keys(TABS)) {
     $(`${each}-panel`).hidden = each !== name;
@@ -14,6 +17,7 @@ function showTab(name) {
   history.replaceState(null, "", `#${name}`);
   TABS[name]?.();
   if (name === "clusters" && images.x) fitMap();
+  if (changes) scrollTo(0, scrolled[name] ?? 0);
 }
 
 function tabKeys(event) {

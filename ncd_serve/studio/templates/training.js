@@ -27,7 +27,7 @@ function formValues() {
 async function showPlan() {
   $("plan-busy").textContent = "Checking the images and trying two steps…";
   const found = await busy($("plan"), "Planning…", () => ask("/api/training/plan", formValues()));
-  $("plan-busy").textContent = "";
+  $("plan-busy").textContent = found?.plan.trim().split("\n").at(-1) ?? ""; // how long it will take
   $("plan-text").hidden = !found;
   $("plan-text").textContent = found?.plan ?? "";
 }
@@ -41,9 +41,7 @@ async function act(button, words, action, body = {}) {
 
 async function openRun(button) {
   const done = await busy(button, "Opening…", () => ask("/api/open", { run: shownRun }));
-  if (!done) return;
-  history.replaceState(null, "", "#clusters");
-  location.reload();
+  if (done) loadClusters();
 }
 
 let shownRun = null;
@@ -126,12 +124,13 @@ function showForming(forming) {
   formingEpoch = forming.epoch;
   const rows = forming.clusters.length;
   $("forming").replaceChildren(make("h3", {}, forming.epoch ? `Clusters after epoch ${forming.epoch}` : "Clusters before training"),
-    ...forming.clusters.map(({ id, count, confidence }, row) => {
-      const strip = make("div", { class: "strip", role: "img", "aria-label": `Images of cluster ${id}` });
+    ...forming.clusters.map(({ id, name = `cluster-${id}`, count, confidence, examples }, row) => {
+      const strip = make("div", { class: "strip", role: "img", "aria-label": `Images of ${name}` });
       strip.style.backgroundImage = `url("/forming.jpg?${forming.epoch}")`;
       strip.style.backgroundSize = `100% ${rows * 100}%`;
       strip.style.backgroundPosition = `0 ${rows > 1 ? (100 * row) / (rows - 1) : 0}%`;
-      return make("div", { class: "forming-row" }, make("span", {}, make("b", {}, `cluster-${id}`),
+      strip.style.clipPath = `inset(0 ${100 - (100 * Math.min(examples.length, data.columns)) / data.columns}% 0 0 round 5px)`;
+      return make("div", { class: "forming-row" }, make("span", {}, make("b", {}, name),
         make("span", { class: "muted" }, ` ${counted(count, "image")}, ${confidence.toFixed(2)}`)), strip);
     }));
 }

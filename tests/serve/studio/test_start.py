@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 import json
+import sys
 from pathlib import Path
 
 import pytest
 
+from ncd_serve import __version__
 from ncd_serve.errors import DataError
 from ncd_serve.files import held
 from ncd_serve.progress import SILENT
-from ncd_serve.studio.commands import Training
+from ncd_serve.studio.commands import Training, run_command
 from ncd_serve.studio.start import open_desk
 from tests.serve.small_gallery import make_run
 
@@ -44,6 +46,13 @@ def test_a_studio_shows_what_was_begun_last(tmp_path: Path, monkeypatch: pytest.
     desk = open_desk(Path("runs/old"), address="", token="", progress=SILENT)
     assert desk.opened is None and desk.training == Training(Path("runs/old"))
     desk.close()
+
+
+@pytest.mark.skipif(sys.version_info < (3, 11), reason="PYTHONSAFEPATH is of Python 3.11")
+def test_commands_import_nothing_from_the_present_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "rich.py").write_text("raise SystemExit('a file beside the images was run')")
+    monkeypatch.chdir(tmp_path)
+    assert run_command("--version").strip().endswith(__version__)
 
 
 def test_images_that_were_moved_are_found(tmp_path: Path) -> None:

@@ -4,7 +4,8 @@ import torch
 from ncd_training.config.schema import PseudoLabelConfig
 from ncd_training.model.backbone import build_trunk
 from ncd_training.model.branches import DualBranchModel
-from ncd_training.model.trunk import cubic_mean
+from ncd_training.model.trunk import Layout, PooledTail, cubic_mean
+from torch import nn
 
 
 def test_images_are_described_by_the_cubic_mean_of_parts_or_by_the_class_token() -> None:
@@ -46,3 +47,11 @@ def test_only_branches_that_compare_parts_make_a_transformer_compute_them() -> N
     ):
         model = DualBranchModel(build_trunk("vit_small", resolution=32), known=3, novel=2, labels=labels)
         assert [output.parts.shape for output in model(tokens)] == shapes
+
+
+def test_the_mean_of_trunk_maps_is_over_places_in_every_layout() -> None:
+    maps, expected = torch.arange(24.0).reshape(1, 2, 3, 4), torch.tensor([[5.5, 17.5]])
+    forms = {"NCHW": maps, "NHWC": maps.permute(0, 2, 3, 1), "NLC": maps.flatten(2).transpose(1, 2)}
+    for kind, form in forms.items():
+        tail = PooledTail(nn.Sequential(), nn.Identity(), Layout(kind, (3, 4)))
+        torch.testing.assert_close(tail.mean_of(form), expected)

@@ -16,17 +16,15 @@ from ncd_training.base.run_dir import RunDir
 from ncd_training.config.resolve import parse_override, resolve_config
 from ncd_training.config.schema import EstimateConfig, TrainConfig
 from ncd_training.data import prepare as setup
+from ncd_training.objective.class_cuts import Cut, equal_cut
 from ncd_training.run import train as training
 from ncd_training.study import class_features as probing
-from ncd_training.study import class_number
 from ncd_training.study.class_features import draw_estimate
 from ncd_training.study.class_number import (
-    Cut,
     Estimate,
     Trial,
     balanced_estimate,
     dtc_estimate,
-    equal_cut,
     gcd_estimate,
 )
 from PIL import Image
@@ -119,12 +117,10 @@ def test_small_classes_count_by_average_linkage() -> None:
     assert balanced_estimate([equal_cut(probe, labels, tail, seed=0)]).classes == 12
 
 
-def test_large_piles_are_thinned_alike(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(class_number, "_MAX_TREE_IMAGES", 60)
-    assert equal_cut(*blobs(10, 9), seed=0).classes == 9
+def test_large_piles_are_thinned_alike() -> None:
+    assert equal_cut(*blobs(10, 9), seed=0, at_most=60).classes == 9
     # so few are kept that a probe class would have none
-    monkeypatch.setattr(class_number, "_MAX_TREE_IMAGES", 10)
-    assert equal_cut(*blobs(10, 9), seed=0).probes == 10
+    assert equal_cut(*blobs(10, 9), seed=0, at_most=10).probes == 10
 
 
 FOUND = {

@@ -26,11 +26,12 @@ class Outputs:
     """Predictions of the exported branch for a list of images."""
 
     clusters: int  # number of clusters of the head
-    embedding: NDArray[np.float32]
+    trunk: Floats  # [N, d] means of the trunk maps over their places: no branch has changed them
+    embedding: Floats
     known_ids: Ids
     nearest_known: Ids  # known class with the highest logit, 0 if there is none; the head may have novel classes, too
     cluster_ids: Ids
-    confidences: NDArray[np.float32]
+    confidences: Floats
 
 
 class EvalImages(Dataset[torch.Tensor]):
@@ -71,14 +72,15 @@ def run_model(
         if see is not None:
             see(outputs)
         # Parts are large and are not kept.
-        rows.append(tuple(tensor.cpu() for tensor in decisions(outputs[0], known=model.branches[0].known)))
+        found = model.branches[0].tail.mean_of(maps), *decisions(outputs[0], known=model.branches[0].known)
+        rows.append(tuple(tensor.cpu() for tensor in found))
     model.train(was_training)
     columns = [torch.cat(column).numpy() for column in zip(*rows, strict=True)]
     return Outputs(outputs[0].cluster_logits.shape[1], *columns)
 
 
 def decisions(output: BranchOutput, *, known: int) -> tuple[torch.Tensor, ...]:
-    """Return the columns of `Outputs` for a batch, on the model's device; `known` is the number of known classes."""
+    """Return the columns of `Outputs` after `trunk`, on the model's device; `known` is the number of known classes."""
     logits = output.known_logits
     confidences, cluster_ids = output.cluster_logits.softmax(dim=1).max(dim=1)
     nearest = logits[:, :known].argmax(1) if known else torch.zeros_like(cluster_ids)

@@ -50,6 +50,10 @@ class Tail(nn.Module):
         output: TailOutput = self(maps)
         return output.embedding
 
+    def mean_of(self, maps: Tensor) -> Tensor:
+        """Return the mean [B, c] over the places of trunk maps [B, c, H, W], or over tokens [B, L, c]."""
+        return maps.mean(dim=1) if maps.dim() == 3 else maps.mean(dim=(2, 3))
+
 
 class ConvTail(Tail):
     """Last stage of a convolutional network; parts are the locations of its map, the embedding is their mean."""
@@ -94,6 +98,11 @@ class PooledTail(Tail):
         if self.signed or self.layout.pool_each or self.layout.kind == "NLC":
             return super().describe(maps)
         return cubic_mean(self.layout.to_map(self.stages(maps)))
+
+    def mean_of(self, maps: Tensor) -> Tensor:
+        """Return the mean [B, c] over the places of trunk maps."""
+        last = self.layout.kind == "NHWC" and maps.dim() == 4
+        return maps.mean(dim=(1, 2)) if last else super().mean_of(maps)
 
     def parts(self, features: Tensor) -> Tensor:
         """Return parts [B, d, h, w]; layers after the pooling are applied to each location alone."""

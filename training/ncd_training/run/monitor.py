@@ -102,12 +102,14 @@ class Monitor:
 
     def _write_forming(self, outputs: Outputs, epoch: int) -> None:
         """Write the size of each cluster so far, and its most confident images, for those who watch the run."""
-        paths, ids, sure = self.setup.manifest.unlabelled, outputs.cluster_ids, outputs.confidences
+        manifest, ids, sure = self.setup.manifest, outputs.cluster_ids, outputs.confidences
+        paths, known = manifest.unlabelled, manifest.known_classes if manifest.open_world else []
         clusters = []
         for number in np.unique(ids).tolist():
             rows = np.flatnonzero(ids == number)
             best = rows[np.argsort(-sure[rows], kind="stable")[:_EXAMPLES]]
-            facts = {"id": number, "count": len(rows), "confidence": float(sure[rows].mean())}
+            name = known[number] if number < len(known) else f"cluster-{number - len(known)}"
+            facts = {"id": number, "name": printable(name), "count": len(rows), "confidence": float(sure[rows].mean())}
             clusters.append({**facts, "examples": [printable(paths[row].absolute()) for row in best]})
         write_json(self.plots.parent / FORMING, {"epoch": epoch, "clusters": clusters})
 

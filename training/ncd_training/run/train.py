@@ -91,7 +91,14 @@ def evaluate(setup: Setup, state: TrainState, run: RunDir, *, progress: Progress
         outputs, labelled, setup.manifest, checkpoint=run.checkpoint, clusters_are_classes=open_world
     )
     reference.write(run.reference)
-    summary = summary.model_copy(update={"verdict": judge(outputs, labelled, seed=setup.config.optim.seed)})
+    verdict = judge(
+        outputs,
+        labelled,
+        known_clusters=len(setup.manifest.known_classes) if open_world else 0,
+        taught=setup.config.from_labels.epochs > 0,
+        seed=setup.config.optim.seed,
+    )
+    summary = summary.model_copy(update={"verdict": verdict})
     run.write_summary(summary)
     write_report(setup, run, epoch=state.epoch, scored=True)
     return summary

@@ -6,7 +6,7 @@ import os
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 
@@ -27,21 +27,32 @@ _ID_DIGITS = 12  # of the SHA-256 hash of a checkpoint
 _MAX_LABELLED_IMAGES = 4000  # enough for means and covariance of the known classes
 
 
+class Labelled(NamedTuple):
+    """Features and classes of labelled images."""
+
+    embedding: Floats  # [N, d]
+    classes: Ids  # [N]
+    trunk: Floats  # [N, c] as of `Outputs`
+    share: float = 1.0  # of all labelled images that are here
+
+
 def embed_labelled(
     model: DualBranchModel, manifest: Manifest, spec: PreprocessSpec, *, workers: int, track: Track
-) -> tuple[Floats, Ids]:
-    """Return embeddings and classes of labelled images, of an even sample if there are many."""
+) -> Labelled:
+    """Return features and classes of labelled images, of an even sample if there are many."""
     if not manifest.labelled:
-        return np.zeros((0, model.dim), np.float32), np.zeros(0, np.int64)
+        nothing = np.zeros((0, model.dim), np.float32)
+        return Labelled(nothing, np.zeros(0, np.int64), nothing)
     some = manifest.labelled[:: -(-len(manifest.labelled) // _MAX_LABELLED_IMAGES)]
     what = "evaluating labelled images"
     outputs = run_model(model, [path for path, _ in some], spec, workers=workers, track=track, what=what)
-    return outputs.embedding, np.array([label for _, label in some])
+    classes = np.array([label for _, label in some])
+    return Labelled(outputs.embedding, classes, outputs.trunk, len(some) / len(manifest.labelled))
 
 
 def to_reference(
     outputs: Outputs,
-    labelled: tuple[Floats, Ids],
+    labelled: Labelled,
     manifest: Manifest,
     *,
     checkpoint: Path,
@@ -49,8 +60,8 @@ def to_reference(
 ) -> Reference:
     """Return the outputs for the unlabelled images of the state in `checkpoint`, as a run and a bundle keep them.
 
-    With embeddings and classes of labelled images, all classes become a mixture. `clusters_are_classes`: the first
-    clusters are the known classes (an open-world head).
+    With the labelled images, all classes become a mixture. `clusters_are_classes`: the first clusters are the known
+    classes (an open-world head).
     """
     files = [path.absolute() for path in manifest.unlabelled]
     root = Path(os.path.commonpath([file.parent for file in files]))
@@ -69,16 +80,16 @@ def to_reference(
         truth=[names.get(number, str(number)) for number in manifest.truth or ()],
         matched=class_of_clusters(outputs.cluster_ids, manifest.truth or (), names, clusters=outputs.clusters),
     ).sampled()
-    embeddings = np.concatenate([labelled[0], reference.embeddings])
-    classes = np.concatenate([labelled[1], reference.first_cluster + reference.cluster_ids])
+    embeddings = np.concatenate([labelled.embedding, reference.embeddings])
+    classes = np.concatenate([labelled.classes, reference.first_cluster + reference.cluster_ids])
     number = reference.first_cluster + reference.clusters
     if not np.isfinite(embeddings).all():  # a diverged run, which export refuses
         return reference
     known = len(manifest.known_classes)
     share = float((reference.cluster_ids < known).mean()) if clusters_are_classes else None
     mixture = fit_mixture(embeddings, classes, number=number, known=known, open_world_share=share)
-    places = mixture.project(labelled[0]).astype(np.float32)
-    return replace(reference.with_mixture(mixture), known_places=places, known_place_ids=labelled[1])
+    places = mixture.project(labelled.embedding).astype(np.float32)
+    return replace(reference.with_mixture(mixture), known_places=places, known_place_ids=labelled.classes)
 
 
 def class_of_clusters(ids: Ids, truth: Sequence[int], names: Mapping[int, str], *, clusters: int) -> list[str]:

@@ -8,7 +8,6 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 import torch
-import torch.nn.functional as F
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.ticker import MaxNLocator
@@ -17,18 +16,19 @@ from torch import Tensor
 from ncd_serve.errors import DataError
 from ncd_serve.files import write_json
 from ncd_training.base.randomness import Purpose, seed_for
-from ncd_training.config.schema import MethodConfig, ModelConfig, SelfLabelConfig, StageConfig
+from ncd_training.config.schema import MethodConfig, ModelConfig, StageConfig
 from ncd_training.data.prepare import with_pile
 from ncd_training.data.views import FileViews
 from ncd_training.model.predict import Ids
 from ncd_training.model.weights import initial_trunk
-from ncd_training.objective.clustering import class_whitening, main_directions, sizes_look_equal
+from ncd_training.objective.class_cuts import class_orders, cut_trees, places_in, probe_features
+from ncd_training.objective.clustering import sizes_look_equal
 from ncd_training.objective.method import mean_over_views
 from ncd_training.objective.recognition import Recognition, recognise
 from ncd_training.pretext import Stages
 from ncd_training.run.step import build_state
 from ncd_training.run.train import gather
-from ncd_training.study.class_number import Estimate, balanced_estimate, dtc_estimate, equal_cut, gcd_estimate
+from ncd_training.study.class_number import Estimate, balanced_estimate, dtc_estimate, gcd_estimate
 from ncd_training.summary.plots import save_figure
 
 if TYPE_CHECKING:
@@ -149,15 +149,6 @@ class Look:
         return rows
 
 
-@dataclass(frozen=True)
-class _Features:
-    """Unit features in the geometry of the classes that the estimator does not use as probes."""
-
-    labelled: Tensor  # of the classes that the estimator uses
-    labels: Ids  # counted from 0
-    unlabelled: Tensor
-
-
 def known_share(features: Tensor, labels: Tensor, config: TrainConfig) -> Recognition:
     """Recognise known classes among the unlabelled images by features [N, d] of all images, labelled first."""
     settings = config.self_labels
@@ -174,11 +165,9 @@ def by_cuts(features: Tensor, labels: Ids, rows: Tensor, orders: Ids, config: Tr
 
     Half of the known classes are probes, the others give the geometry; once for each of the `orders` of classes.
     """
-    found, cuts = torch.cat([features[: len(labels)], features[len(labels) :][rows]]), []
-    for order in track(orders, "cutting trees", len(orders)):
-        seen = _geometry(found, labels, order, len(order) // 2, config.self_labels)
-        seed = _estimate_seed(config.optim.seed)
-        cuts.append(equal_cut(seen.labelled, seen.labels, seen.unlabelled, seed=seed))
+    found = torch.cat([features[: len(labels)], features[len(labels) :][rows]])
+    seed = _estimate_seed(config.optim.seed)
+    cuts = cut_trees(found, labels, orders, config.self_labels, seed=seed, track=track)
     return balanced_estimate(cuts, equal=sizes_look_equal(torch.from_numpy(labels), orders.shape[1]))
 
 
@@ -195,7 +184,7 @@ def _by_trials(setup: Setup, run: RunDir, progress: Progress) -> Estimate:
     dtc = settings.estimator == "dtc"
     probes = min(len(order) - 2, max(2, round(settings.probe_share * len(order)))) if dtc else 0
     found_features = _embed(setup, run, order[probes:], progress, lambda branch, maps: branch(maps).embedding)
-    features = _geometry(found_features, setup.labels, order, probes, config.self_labels)
+    features = probe_features(found_features, setup.labels, order, probes, config.self_labels)
     found = (dtc_estimate if dtc else gcd_estimate)(
         features.labelled,
         features.labels,
@@ -213,12 +202,6 @@ def _by_trials(setup: Setup, run: RunDir, progress: Progress) -> Estimate:
     return found
 
 
-def class_orders(known: int, *, draws: int, seed: int) -> Ids:
-    """Return random orders of the known classes [draws, classes]; the first classes of each are the probes."""
-    rng = np.random.default_rng([seed, Purpose.ESTIMATE])
-    return np.stack([rng.permutation(known) for _ in range(draws)])
-
-
 def _estimate_seed(seed: int) -> int:
     return seed_for(seed, Purpose.ESTIMATE) % 2**32
 
@@ -229,7 +212,7 @@ def _embed(
     """Return what a branch sees in all images [N, d], of a network whose stages learn the classes `taught` only."""
     config, labels = _plain(setup.config), setup.labels
     trained = np.flatnonzero(np.isin(labels, taught))
-    targets = torch.from_numpy(_numbers(taught, labels[trained]))
+    targets = torch.from_numpy(places_in(taught, labels[trained]))
     manifest = replace(setup.manifest, known_classes=[setup.manifest.known_classes[i] for i in taught])
     setup = replace(setup, config=config, manifest=manifest)
     parts, _ = initial_trunk(config, weights=config.model.weights_file)
@@ -248,22 +231,6 @@ def _embed(
     with progress.status("computing features of all images"):
         (found,) = mean_over_views(state.model, material, rows, lambda maps: [see(branch, maps)], views=views)
     return found
-
-
-def _geometry(found: Tensor, labels: Ids, order: Ids, probes: int, settings: SelfLabelConfig) -> _Features:
-    """Return features in the geometry of the classes after the first `probes` in `order`; without probes, of all."""
-    numbers = _numbers(order, labels)
-    taught, used = np.flatnonzero(numbers >= probes), np.flatnonzero(numbers < (probes or len(order)))
-    whitening = class_whitening(found[taught], torch.from_numpy(numbers[taught] - probes), shrinkage=settings.shrinkage)
-    seen = torch.cat([found[used], found[len(labels) :]]) @ whitening
-    directions = main_directions(F.normalize(seen - seen.mean(dim=0), dim=1), settings.dims)
-    return _Features(directions[: len(used)], numbers[used], directions[len(used) :])
-
-
-def _numbers(classes: Ids, labels: Ids) -> Ids:
-    """Return the position of each label in `classes`."""
-    places = np.argsort(classes)
-    return places[np.searchsorted(classes, labels, sorter=places)]
 
 
 def _plain(config: TrainConfig) -> TrainConfig:

@@ -2,11 +2,7 @@
 
 All of them test how well probe classes, known classes held back from training, are recovered by clustering.
 
-balanced   not in a paper: a tree of the probes is cut where it has as many clusters as they have classes, and a
-           tree of the unlabelled images at the same height, for several draws of probes. Two kinds of trees fail
-           differently: Ward's, which is exact for equal classes but joins small ones, and average linkage, which is
-           coarser but does not mind sizes. The larger median counts: merging two clusters is easy, splitting is not.
-           If known classes are of unequal size, so that novel ones must be, too, average linkage alone counts
+balanced   not in a paper: trees of the probes and of the unlabelled images are cut alike, see objective/class_cuts.py
 dtc        Han et al. 2019: some probes are anchors with a fixed cluster in k-means, the others must be recovered;
            together with the silhouette
 gcd        Vaze et al. 2022: all known classes must be recovered by a clustering of all images
@@ -24,13 +20,12 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 import torch
-from numpy.typing import NDArray
-from scipy.cluster.hierarchy import linkage
 from scipy.optimize import minimize_scalar
 from sklearn.metrics import silhouette_score
 from torch import Tensor
 
 from ncd_training.model.predict import Ids
+from ncd_training.objective.class_cuts import Cut, count_classes
 from ncd_training.objective.constrained_kmeans import FREE, constrained_kmeans
 from ncd_training.score.metrics import cluster_accuracy
 
@@ -39,7 +34,6 @@ if TYPE_CHECKING:
     from ncd_training.config.schema import EstimateConfig
 
 _COARSE_STEPS = 12  # of the first search over the range
-_MAX_TREE_IMAGES = 5000  # their tree needs 12.5 million distances
 _PROGRESS_TEXT = "trying numbers of classes"
 
 
@@ -52,19 +46,6 @@ class Trial(NamedTuple):
 
 
 Trials = dict[int, Trial]
-
-
-class Cut(NamedTuple):
-    """Draw of probe classes, and the numbers of clusters of unlabelled images at the cuts of the probes' tree."""
-
-    probes: int
-    curve: list[int]  # clusters of unlabelled images where the probes have 2, 3, 4 ... clusters, in Ward's trees
-    by_average: int  # clusters where the probes have as many clusters as classes, in trees of average linkage
-
-    @property
-    def classes(self) -> int:
-        """Clusters at the height where the probes have as many clusters as classes, in Ward's trees."""
-        return self.curve[self.probes - 2]
 
 
 @dataclass(frozen=True)
@@ -99,37 +80,9 @@ class Estimate:
 
 
 def balanced_estimate(cuts: list[Cut], *, equal: bool = True) -> Estimate:
-    """Return the larger median of both kinds of trees over draws of probe classes, and the interval that they span.
-
-    Without `equal` classes, only trees of average linkage count.
-    """
-    found = np.array([[cut.by_average, cut.classes][: 1 + equal] for cut in cuts])
-    low, middle, high = np.percentile(found, [12.5, 50, 87.5], axis=0)
-    interval = math.floor(low.min()), math.ceil(high.max())
-    return Estimate("balanced", math.ceil(middle.max()), cuts=cuts, interval=interval)
-
-
-def equal_cut(probe: Tensor, labels: Ids, unlabelled: Tensor, *, seed: int) -> Cut:
-    """Cut the trees of rows [P, d] of probe classes, numbered from 0, and [M, d] of unlabelled images alike."""
-    classes = int(labels.max()) + 1
-    # Both are subsampled alike: the height of a class in the tree depends on its number of images.
-    share = min(1.0, _MAX_TREE_IMAGES / max(len(probe), len(unlabelled)))
-    rng = np.random.default_rng(seed)
-    rows = [
-        some[rng.permutation(len(some))[: max(2 * classes, math.ceil(share * len(some)))]]
-        for some in (probe, unlabelled)
-    ]
-    mine, theirs = (_join_costs(some, "ward") for some in rows)
-    # A cut between the highest join and the next leaves two clusters: their geometric mean.
-    middles = np.sqrt(mine[:-1] * mine[1:])[: 2 * classes - 1]
-    averages, others = (_join_costs(some, "average") for some in rows)
-    height = math.sqrt(averages[classes - 2] * averages[classes - 1])
-    return Cut(classes, [1 + int((theirs > middle).sum()) for middle in middles], 1 + int((others > height).sum()))
-
-
-def _join_costs(rows: Tensor, kind: str) -> NDArray[np.float64]:
-    """Return the costs of the n - 1 joins in a tree of n rows, highest first."""
-    return np.sort(linkage(rows.numpy(), kind)[:, 2])[::-1]
+    """Return the estimate from cuts for several draws of probe classes; `equal`: classes are about equally large."""
+    count = count_classes(cuts, equal=equal)
+    return Estimate("balanced", count.classes, cuts=cuts, interval=count.interval)
 
 
 def dtc_estimate(
