@@ -120,7 +120,7 @@ class _Parameter:
 
     @property
     def usage(self) -> str:
-        word = (self.info.metavar or "").strip("[]") or self._name.strip("_").upper().replace("_", "-")
+        word = self.info.metavar or self._name.strip("_").upper().replace("_", "-")
         word = f"{word}..." if "list" in str(self._type) else word
         return word if self._default is inspect.Parameter.empty else f"[{word}]"
 

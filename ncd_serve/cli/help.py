@@ -18,6 +18,16 @@ START, LOOK, OPERATE, RESEARCH = "Start here", "Look and name", "Operate", "Rese
 _EXAMPLES = "\n\nExamples:\n"
 _SPELLINGS = {"labeled": "labelled", "unlabeled": "unlabelled"}
 _TYPERS_USAGE_ERROR: Any = typer.BadParameter.__base__  # click's, or typer's copy of it
+_TYPES = {
+    "<path>": "PATH",
+    "<list[path]>": "PATH",
+    "<str>": "TEXT",
+    "<list[str]>": "TEXT",
+    "<int>": "N",
+    "<int range>": "N",
+    "<float>": "NUMBER",
+    "<float range>": "NUMBER",
+}
 Function = TypeVar("Function", bound=Callable[..., None])
 
 
@@ -33,7 +43,7 @@ class Command(TyperCommand):
 
     def get_params(self, ctx: Any) -> list[Any]:
         """Return the parameters."""
-        return _without_type_of_flags(super().get_params(ctx))
+        return _with_plain_types(super().get_params(ctx), ctx)
 
     def make_context(self, info_name: str | None, args: list[str], parent: Any = None, **more: Any) -> Any:
         """Parse a typed line."""
@@ -46,7 +56,7 @@ class Group(TyperGroup):
 
     def get_params(self, ctx: Any) -> list[Any]:
         """Return the parameters."""
-        return _without_type_of_flags(super().get_params(ctx))
+        return _with_plain_types(super().get_params(ctx), ctx)
 
     def make_context(self, info_name: str | None, args: list[str], parent: Any = None, **more: Any) -> Any:
         """Parse a typed line."""
@@ -83,10 +93,17 @@ def _in_words(error: Any) -> str:
     return text[0].lower() + text[1:]
 
 
-def _without_type_of_flags(parameters: list[Any]) -> list[Any]:
+def _with_plain_types(parameters: list[Any], ctx: Any) -> list[Any]:
+    """Name the types of options in capitals, as in their metavars; flags and arguments need none."""
     for parameter in parameters:
         if getattr(parameter, "is_flag", False):
             parameter.metavar = ""
+        elif parameter.param_type_name == "argument":
+            parameter.display_type = lambda ctx: ""
+            parameter.metavar = parameter.metavar or parameter.name.upper()
+        elif parameter.metavar is None and hasattr(parameter, "display_type"):
+            shown = parameter.display_type(ctx)
+            parameter.metavar = _TYPES.get(shown, shown.strip("<>"))
     return parameters
 
 

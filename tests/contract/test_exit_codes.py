@@ -45,7 +45,7 @@ def test_the_codes_are_the_documented_ones() -> None:
         (("train", "--epochs", "-3"), 2, ("error: --epochs must be at least 0 hint: see ncd-serve train --help",)),
         (("train", "--device", "gpu"), 2, ("error: --device: 'gpu' is not one of 'auto', 'cpu', 'cuda' hint:",)),
         (("serve", "--grpc-port", "x"), 2, ("error: --grpc-port must be a whole number hint: see ncd-serve serve",)),
-        (("name", "apply"), 2, ("error: missing argument 'names' hint: see ncd-serve name apply --help",)),
+        (("name", "apply"), 2, ("error: missing argument 'NAMES' hint: see ncd-serve name apply --help",)),
         (("train", "--dataset", "glyphs", "--novel-classes", "many"), 2, ("must be a whole number or 'auto'", "hint:")),
         (("train", "--labeled", "here", "--unlabeled", "there"), 3, ("no such folder", "hint: check the path")),
         (("train",), 2, ("error: no images to train on", "hint:")),
