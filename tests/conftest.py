@@ -83,6 +83,12 @@ def ncd() -> Ncd:
     return run_ncd
 
 
+@pytest.fixture(scope="session", autouse=True)
+def own_runtime_folder(tmp_path_factory: pytest.TempPathFactory) -> None:
+    """Commands of other test processes do not see the servers of this one."""
+    os.environ["XDG_RUNTIME_DIR"] = str(tmp_path_factory.mktemp("runtime"))
+
+
 @pytest.fixture(scope="session")
 def shared(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A folder that all test processes of this call of pytest share; who makes something in it has it `locked`."""
