@@ -198,7 +198,7 @@ def best_of(repository: Path, version: int, labels: list[str]) -> tuple[str, str
 def test_versions_change_under_load_without_a_lost_or_mixed_answer(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(supervise, "OVERLAP_SECONDS", 1)
+    monkeypatch.setattr(supervise, "OVERLAP_SECONDS", 3)
     repository, picture = tmp_path / "models", tmp_path / "picture.png"
     make_export(repository, config=_config(1))
     Image.fromarray(random_images(1)[0]).save(picture)
