@@ -156,7 +156,7 @@ class Asking:
         self.answers: set[tuple[str, str]] = set()
         self.failures: list[Exception] = []
         self._url, self._file, self._over = server.grpc_url, file, threading.Event()
-        self._threads = [threading.Thread(target=self._run, args=(ask,)) for ask in (self._pixels, self._png) * 4]
+        self._threads = [threading.Thread(target=self._run, args=(ask,)) for ask in (self._pixels, self._png) * 2]
 
     def __enter__(self) -> Asking:
         for thread in self._threads:
@@ -198,7 +198,7 @@ def best_of(repository: Path, version: int, labels: list[str]) -> tuple[str, str
 def test_versions_change_under_load_without_a_lost_or_mixed_answer(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(supervise, "OVERLAP_SECONDS", 3)
+    monkeypatch.setattr(supervise, "OVERLAP_SECONDS", 1)
     repository, picture = tmp_path / "models", tmp_path / "picture.png"
     make_export(repository, config=_config(1))
     Image.fromarray(random_images(1)[0]).save(picture)
