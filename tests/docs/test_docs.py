@@ -34,7 +34,7 @@ README = "../README.md"  # checked like a page of the site
 FEW = 13  # blocks that are shown and not run
 # Makes the README's `train`, which is for hundreds of photographs, a matter of seconds on small letters.
 SMALL = (
-    " --recipe glyphs --novel-classes 3 --cache-views 1 --set rotations.epochs=1 --set optim.epochs=1"
+    " --recipe glyphs --novel-classes 3 --cache-views 2 --set rotations.epochs=1 --set optim.epochs=1"
     " --set optim.labelled_batch=32 --set optim.unlabelled_batch=32"
 )
 
