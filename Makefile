@@ -18,9 +18,10 @@ demo: install
 	rm -rf ncd-demo
 	$(BIN)/ncd-serve demo
 
-# Many tests wait for a server: beside each other they take half the time. A file's tests stay together, as do fixtures.
+# Many tests wait for a server: beside each other they take half the time, also on two cores. A file's tests stay
+# together, as do fixtures; files begin in the order of tests/conftest.py, those that take longest first.
 test: install check
-	$(BIN)/pytest --numprocesses auto --maxprocesses 4 --dist loadfile
+	$(BIN)/pytest --numprocesses 4 --dist loadfile --no-loadscope-reorder
 
 # The inner loop, at most three minutes on two cores: all checks, and tests that start no server, browser or torchrun.
 quick: check

@@ -120,7 +120,7 @@ class _Parameter:
 
     @property
     def usage(self) -> str:
-        word = (self.info.metavar or "").strip("[]") or self._name.strip("_").upper().replace("_", "-")
+        word = self.info.metavar or self._name.strip("_").upper().replace("_", "-")
         word = f"{word}..." if "list" in str(self._type) else word
         return word if self._default is inspect.Parameter.empty else f"[{word}]"
 
@@ -240,3 +240,9 @@ def _exit_codes() -> Iterator[str]:
         meaning = "A bug in ncd-serve: please report it." if kind is errors.NcdError else inspect.getdoc(kind)
         yield f"| {kind.exit_code} | {meaning} | `{kind.__name__}` |"
     yield "| 130, 143 | Interrupted, terminated. | |"
+
+
+def on_post_build(config: Any) -> None:
+    """Write the index of the search as a script: pages that are opened without a server cannot read JSON."""
+    search = Path(config.site_dir) / "search"
+    (search / "search_index.js").write_text(f"var __index = {(search / 'search_index.json').read_text()}")

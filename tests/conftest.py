@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -13,6 +14,8 @@ from pathlib import Path
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 
 import pytest
+
+from ncd_serve.files import locked
 
 # A suite started in the background inherits "ignore Ctrl-C", and so would every command that a test interrupts.
 signal.signal(signal.SIGINT, signal.default_int_handler)
@@ -33,12 +36,40 @@ TINY = (
 )
 
 
+# The files that take longest. Begun first, they run beside all others; begun last, the other processes would wait.
+LONG = (
+    "docs/test_docs.py",
+    "training/model/test_cut.py",
+    "training/run/test_train.py",
+    "e2e/test_studio.py",
+    "export/test_trunks.py",
+    "export/test_every_method.py",
+    "e2e/test_ray.py",
+    "training/model/test_hub.py",
+    "training/test_api.py",
+    "serve/doctor/test_self_test.py",
+    "training/base/test_distributed.py",
+    "e2e/test_second_round.py",
+    "e2e/test_faults.py",
+    "e2e/test_road.py",
+    "serve/triton/test_supervise.py",
+    "training/model/test_onnx.py",
+    "contract/test_exit_codes.py",
+    "docs/test_notebook.py",
+    "e2e/test_serve_command.py",
+    "export/test_export.py",
+    "training/objective/test_methods.py",
+)
+
+
 @pytest.hookimpl(tryfirst=True)  # before tests are chosen by their markers
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Tests of the tiny run are slow even where they are not themselves: it has to be trained for the first of them."""
+    """Order the files, and mark tests of the tiny run as slow: it has to be trained for the first of them."""
     for item in items:
         if "tiny_run" in getattr(item, "fixturenames", ()):
             item.add_marker(pytest.mark.slow)
+    first = {Path(__file__).parent / name: number for number, name in enumerate(LONG)}
+    items.sort(key=lambda item: first.get(item.path, len(LONG)))
 
 
 def run_ncd(*arguments: object, cwd: Path | None = None) -> subprocess.CompletedProcess[str]:
@@ -52,12 +83,29 @@ def ncd() -> Ncd:
     return run_ncd
 
 
+@pytest.fixture(scope="session", autouse=True)
+def own_runtime_folder(tmp_path_factory: pytest.TempPathFactory) -> None:
+    """Commands of other test processes do not see the servers of this one."""
+    os.environ["XDG_RUNTIME_DIR"] = str(tmp_path_factory.mktemp("runtime"))
+
+
 @pytest.fixture(scope="session")
-def glyphs(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def shared(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder that all test processes of this call of pytest share; who makes something in it has it `locked`."""
+    base = tmp_path_factory.getbasetemp()
+    folder = (base.parent if "PYTEST_XDIST_WORKER" in os.environ else base) / "shared"
+    folder.mkdir(exist_ok=True)
+    return folder
+
+
+@pytest.fixture(scope="session")
+def glyphs(shared: Path) -> Path:
     """A few images of every class of the embedded data."""
     from ncd_training.data.datasets.glyphs import write_glyphs
 
-    return write_glyphs(tmp_path_factory.mktemp("data") / "glyphs", train=4, test=2)
+    with locked(shared):
+        folder = shared / "glyphs"
+        return folder if folder.exists() else write_glyphs(folder, train=4, test=2)
 
 
 @pytest.fixture(scope="session")
@@ -66,12 +114,16 @@ def tiny_settings() -> list[str]:
 
 
 @pytest.fixture(scope="session")
-def tiny_run(tmp_path_factory: pytest.TempPathFactory, glyphs: Path, tiny_settings: list[str]) -> Path:
-    """A trained run directory."""
-    folder = tmp_path_factory.mktemp("runs") / "tiny"
-    done = run_ncd("train", "--dataset", "glyphs", "--data-root", glyphs, "--out", folder, *tiny_settings)
-    assert done.returncode == 0, done.stderr
-    return folder
+def tiny_run(tmp_path_factory: pytest.TempPathFactory, shared: Path, glyphs: Path, tiny_settings: list[str]) -> Path:
+    """A trained run directory: a copy of the one that the first test process to need it has trained."""
+    trained = shared / "tiny"
+    with locked(shared):
+        if not trained.exists():
+            made = shared / "training"
+            done = run_ncd("train", "--dataset", "glyphs", "--data-root", glyphs, "--out", made, *tiny_settings)
+            assert done.returncode == 0, done.stderr
+            made.rename(trained)
+    return shutil.copytree(trained, tmp_path_factory.mktemp("runs") / "tiny")
 
 
 @pytest.fixture(scope="session")

@@ -31,7 +31,7 @@ class ServedOn(str, Enum):
 def export(
     run: Annotated[
         Path | None,
-        typer.Argument(metavar="[RUN]", help="A run, or a bundle to serve as it is; default: the newest run."),
+        typer.Argument(metavar="RUN", help="A run, or a bundle to serve as it is; default: the newest run."),
     ] = None,
     output: Annotated[Path | None, typer.Option("--out", help="The bundle's folder; default RUN/bundle.")] = None,
     repository: Annotated[

@@ -17,7 +17,7 @@ def gallery(
     source: Annotated[
         Path | None,
         typer.Argument(
-            metavar="[RUN|BUNDLE|ROWS]",
+            metavar="RUN|BUNDLE|ROWS",
             help="A finished run, a bundle, or rows of query or assign; default: the newest run.",
         ),
     ] = None,

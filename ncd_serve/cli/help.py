@@ -1,18 +1,33 @@
-"""Help of the commands: panels, examples, and options as people read them."""
+"""Help of the commands: panels, examples, options as people read them; and what is wrong with a typed line."""
 
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from typing import Any, TypeVar
 
 import typer
 from rich.markup import escape
 from typer.core import TyperCommand, TyperGroup
 
+from ncd_serve.errors import UsageError, did_you_mean
+from ncd_serve.text import first_problem
+
 START, LOOK, OPERATE, RESEARCH = "Start here", "Look and name", "Operate", "Research"
 _EXAMPLES = "\n\nExamples:\n"
 _SPELLINGS = {"labeled": "labelled", "unlabeled": "unlabelled"}
+_TYPERS_USAGE_ERROR: Any = typer.BadParameter.__base__  # click's, or typer's copy of it
+_TYPES = {
+    "<path>": "PATH",
+    "<list[path]>": "PATH",
+    "<str>": "TEXT",
+    "<list[str]>": "TEXT",
+    "<int>": "N",
+    "<int range>": "N",
+    "<float>": "NUMBER",
+    "<float range>": "NUMBER",
+}
 Function = TypeVar("Function", bound=Callable[..., None])
 
 
@@ -28,7 +43,12 @@ class Command(TyperCommand):
 
     def get_params(self, ctx: Any) -> list[Any]:
         """Return the parameters."""
-        return _without_type_of_flags(super().get_params(ctx))
+        return _with_plain_types(super().get_params(ctx), ctx)
+
+    def make_context(self, info_name: str | None, args: list[str], parent: Any = None, **more: Any) -> Any:
+        """Parse a typed line."""
+        with _plain_errors(f"{parent.command_path} {info_name}" if parent else str(info_name)):
+            return super().make_context(info_name, args, parent, **more)
 
 
 class Group(TyperGroup):
@@ -36,13 +56,54 @@ class Group(TyperGroup):
 
     def get_params(self, ctx: Any) -> list[Any]:
         """Return the parameters."""
-        return _without_type_of_flags(super().get_params(ctx))
+        return _with_plain_types(super().get_params(ctx), ctx)
+
+    def make_context(self, info_name: str | None, args: list[str], parent: Any = None, **more: Any) -> Any:
+        """Parse a typed line."""
+        with _plain_errors(f"{parent.command_path} {info_name}" if parent else str(info_name)):
+            return super().make_context(info_name, args, parent, **more)
+
+    def resolve_command(self, ctx: Any, args: list[str]) -> Any:
+        """Find the command that a line names."""
+        if args[0] not in self.commands and not args[0].startswith("-"):
+            raise UsageError(f"no command '{args[0]}'", hint=did_you_mean(args[0], self.commands))
+        with _plain_errors(ctx.command_path):
+            return super().resolve_command(ctx, args)
 
 
-def _without_type_of_flags(parameters: list[Any]) -> list[Any]:
+@contextmanager
+def _plain_errors(path: str) -> Iterator[None]:
+    """Raise typer's errors in the line of a command as ours, without words of pydantic, which checks its values."""
+    try:
+        yield
+    except _TYPERS_USAGE_ERROR as error:
+        if type(error).__name__ == "NoArgsIsHelpError":
+            raise
+        near = getattr(error, "possibilities", None)
+        raise UsageError(_in_words(error), hint=f"did you mean {near[0]}?" if near else f"see {path} --help") from None
+
+
+def _in_words(error: Any) -> str:
+    checked = error.__cause__
+    if hasattr(checked, "errors") and error.param is not None:
+        problem = first_problem(checked, levels=0).rstrip(".")
+        name = max(error.param.opts, key=len)
+        return f"{name} {problem}" if problem.startswith("must be ") else f"{name}: {problem}"
+    text = str(error.format_message()).partition(" (Possible")[0].rstrip(".")
+    return text[0].lower() + text[1:]
+
+
+def _with_plain_types(parameters: list[Any], ctx: Any) -> list[Any]:
+    """Name the types of options in capitals, as in their metavars; flags and arguments need none."""
     for parameter in parameters:
         if getattr(parameter, "is_flag", False):
             parameter.metavar = ""
+        elif parameter.param_type_name == "argument":
+            parameter.display_type = lambda ctx: ""
+            parameter.metavar = parameter.metavar or parameter.name.upper()
+        elif parameter.metavar is None and hasattr(parameter, "display_type"):
+            shown = parameter.display_type(ctx)
+            parameter.metavar = _TYPES.get(shown, shown.strip("<>"))
     return parameters
 
 

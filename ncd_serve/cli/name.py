@@ -35,7 +35,7 @@ def apply(
     source: Annotated[
         Path | None,
         typer.Argument(
-            metavar="[RUN|BUNDLE]", help="Whose clusters; default: those that the file names, else the newest run's."
+            metavar="RUN|BUNDLE", help="Whose clusters; default: those that the file names, else the newest run's."
         ),
     ] = None,
     bundle: Annotated[Path | None, typer.Option(help="The same as the second argument.")] = None,

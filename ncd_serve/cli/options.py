@@ -78,7 +78,7 @@ PythonModels = Annotated[
     bool, typer.Option("--allow-python-models", help="Serve models that run code of their own, if you trust them.")
 ]
 RunArgument = Annotated[
-    Path | None, typer.Argument(metavar="[RUN]", help="A run directory; default: the newest run.", show_default=False)
+    Path | None, typer.Argument(metavar="RUN", help="A run directory; default: the newest run.", show_default=False)
 ]
 Images = Annotated[
     list[str],

@@ -16,7 +16,7 @@ from ncd_serve.cli.options import bundle_or_newest
 def sign(
     bundle: Annotated[
         Path | None,
-        typer.Argument(metavar="[BUNDLE|RUN]", help="A bundle or an exported run; default: the newest exported run."),
+        typer.Argument(metavar="BUNDLE|RUN", help="A bundle or an exported run; default: the newest exported run."),
     ] = None,
     key: Annotated[
         Path, typer.Option(help="Secret key of minisign; `minisign -G` makes one, with its public half.")

@@ -16,7 +16,7 @@ def studio(
     source: Annotated[
         Path | None,
         typer.Argument(
-            metavar="[RUN|BUNDLE|FOLDER]",
+            metavar="RUN|BUNDLE|FOLDER",
             help="A finished run, a bundle, or a folder of images to train on; default: the newest run.",
         ),
     ] = None,

@@ -58,8 +58,8 @@ class Tally:
         """Return the clusters in words, the largest first, then the images that fit nowhere."""
         shown = [f"{name} {count}" for name, count in self.clusters.most_common(_MAX_CLUSTERS)]
         if more := len(self.clusters) - len(shown):
-            shown.append(f"{more} more clusters")
-        return f"{', '.join(shown) or 'no image has a cluster'}; {self.outliers} outliers"
+            shown.append(f"{more} more cluster{'s' * (more > 1)}")
+        return f"{', '.join(shown) or 'no image has a cluster'}; {self.outliers} outlier{'s' * (self.outliers != 1)}"
 
 
 @dataclass(frozen=True)

@@ -68,14 +68,20 @@ class GateProcess:
     """
 
     def __init__(
-        self, hosts: tuple[str, str], ports: tuple[int | None, int | None], *, secrets: Secrets, log_path: Path | None
+        self,
+        hosts: tuple[str, str],
+        ports: tuple[int | None, int | None],
+        *,
+        preferred: tuple[int, int] = (0, 0),
+        secrets: Secrets,
+        log_path: Path | None,
     ) -> None:
         with ExitStack() as undo:
             self.folder = Path(undo.enter_context(plain_temporary_directory()))
             self.http, self.metrics = (f"unix:{self.folder / name}" for name in ("http", "metrics"))
             with ExitStack() as handed_over:
                 doors = [
-                    handed_over.enter_context(listen(host, port or 0)) for host, port in zip(hosts, ports, strict=True)
+                    handed_over.enter_context(listen_on(*place)) for place in zip(hosts, ports, preferred, strict=True)
                 ]
                 self.ports: list[int] = [door.getsockname()[1] for door in doors]
                 self._process = _start_gate(doors, (self.http, self.metrics), secrets, log_path or Path(os.devnull))
@@ -112,21 +118,18 @@ def _start_gate(
     )
 
 
-def choose_port(host: str, wanted: int | None) -> int:
-    """Return the requested port if it is free, and a free one for None."""
-    with listen(host, wanted or 0) as listener:
+def choose_port(host: str, wanted: int | None, preferred: int = 0) -> int:
+    """Return the port that `listen_on` gets."""
+    with listen_on(host, wanted, preferred) as listener:
         return int(listener.getsockname()[1])
 
 
-def usual_or_free(host: str, wanted: int | None, usual: int) -> int | None:
-    """Return the requested port, else the usual one unless it is taken; None (and 0) stand for any free port."""
-    if wanted is not None:
-        return wanted
-    try:
-        listen(host, usual).close()
-    except ServerError:
-        return None
-    return usual
+def listen_on(host: str, wanted: int | None, preferred: int) -> socket.socket:
+    """Return a socket on the requested port, for None on the preferred one if that is free; 0 is any free port."""
+    if wanted is None:
+        with suppress(ServerError):
+            return listen(host, preferred)
+    return listen(host, wanted or 0)
 
 
 def listen(host: str, port: int) -> socket.socket:
@@ -139,10 +142,12 @@ def listen(host: str, port: int) -> socket.socket:
         listener.listen()
     except OSError as error:
         listener.close()
-        holder = f" (by {holder_of(port)})" if error.errno == errno.EADDRINUSE else ""
+        taken = error.errno == errno.EADDRINUSE
         raise ServerError(
-            f"Triton cannot listen on {host}:{port}: {error.strerror}{holder}",
-            hint="stop the program that uses the port, choose another port, or omit it to get a free one",
+            f"Triton cannot listen on {host}:{port}: {error.strerror}{f' (by {holder_of(port)})' if taken else ''}",
+            hint="stop the program that uses the port, choose another port, or omit it to get a free one"
+            if taken
+            else "choose another address or port",
         ) from error
     return listener
 

@@ -22,7 +22,7 @@ from ncd_serve.progress import Progress
 from ncd_serve.triton.activity import ActivityDisplay
 from ncd_serve.triton.background import detach
 from ncd_serve.triton.jpeg import jpeg_model_name
-from ncd_serve.triton.process import USUAL_PORTS, usual_or_free
+from ncd_serve.triton.process import USUAL_PORTS
 from ncd_serve.triton.registry import (
     RunningServer,
     default_log,
@@ -184,9 +184,7 @@ def serve_until_stopped(
 ) -> NoReturn:
     """Start a server, call `ready` with how to reach it, and keep it answering until this process is interrupted."""
     repository, log = options.repository, log or options.log
-    ports = [usual_or_free(options.host, *pair) for pair in zip(options.ports, USUAL_PORTS, strict=True)]
-    notes = _taken(ports)
-    server = _prepared(options, ports, log)
+    server = _prepared(options, log)
     if warning := exposure(options.host, token=bool(options.token), tls=server.grpc_scheme == "grpcs"):
         progress.say(f"warning: {warning}")
     try:
@@ -195,7 +193,7 @@ def serve_until_stopped(
             server.start()
             server.wait_ready(options.timeout)
         with registered(server, repository=repository, log=log) as note:
-            ready("\n".join([*notes, greeting(server, repository, how_to_stop)]))
+            ready("\n".join([*_taken(options, server), greeting(server, repository, how_to_stop)]))
             supervisor = Supervisor(server, start_seconds=options.timeout, tell=_with_time(progress))
             with nullcontext() if options.quiet else ActivityDisplay(server, progress.console) as display:
 
@@ -211,21 +209,23 @@ def serve_until_stopped(
             server.stop()
 
 
-def _taken(ports: Sequence[int | None]) -> list[str]:
-    """Return a line that says who has the usual ports, if this server cannot have them."""
-    taken = [usual for usual, port in zip(USUAL_PORTS, ports, strict=True) if port is None]
+def _taken(options: ServeOptions, server: TritonServer) -> list[str]:
+    """Return a line that says who has the usual ports, if this server could not have them."""
+    ports = zip(options.ports, USUAL_PORTS, server.ports, strict=True)
+    taken = [usual for wanted, usual, port in ports if wanted is None and port != usual]
     holders = " and ".join(sorted({holder_of(port) for port in taken}))
     return [f"note: free ports instead of {', '.join(map(str, taken))}, which {holders} has"] if taken else []
 
 
-def _prepared(options: ServeOptions, ports: Sequence[int | None], log: Path | None) -> TritonServer:
-    http, grpc, metrics = ports
+def _prepared(options: ServeOptions, log: Path | None) -> TritonServer:
+    http, grpc, metrics = options.ports
     return TritonServer(
         options.repository,
         host=options.host,
         http_port=http,
         grpc_port=grpc,
         metrics_port=metrics,
+        preferred_ports=USUAL_PORTS,
         log_path=log,
         live_updates=options.watch,
         token=options.token,

@@ -45,6 +45,9 @@ KEY_HEADER = "ncd-serve-key"
 ADMINISTRATION = ("shared-memory", "trace", "logging")
 LOADING = "model-repository"
 USE = ("inference", "metadata", "model-config", "statistics")
+ANY_PORTS = Ports(0, 0, 0)
+MOVES = 3  # to other ports, where somebody takes one between its choice and Triton's start
+PORT_TAKEN = "already in use"
 HARMLESS_ERROR = "CudaDriverHelper has not been initialized."  # on every machine without a GPU
 # Not strict: an update that fails to load must not make the version that serves look unready.
 UPDATE_ARGUMENTS = ("--model-control-mode=explicit", "--load-model=*", "--strict-readiness=false")
@@ -82,6 +85,7 @@ class TritonServer:
         http_port: int | None = None,
         grpc_port: int | None = None,
         metrics_port: int | None = None,
+        preferred_ports: Ports = ANY_PORTS,
         log_path: Path | None = None,
         live_updates: bool = False,
         token: str = "",
@@ -89,12 +93,13 @@ class TritonServer:
         public_key: str | None = None,
         extra_arguments: Sequence[str] = (),
     ) -> None:
-        """Prepare a server without starting it. Omitted ports are free ones; `extra_arguments` are tritonserver's."""
+        """Prepare a server without starting it. An omitted port is the preferred one, or free where that is taken."""
         self._repository = Path(repository)
         self._host = host
         self._wanted_ports: tuple[int | None, int | None, int | None] = (http_port, grpc_port, metrics_port)
+        self._preferred = preferred_ports
         self._log_path = log_path
-        self._options = TritonOptions(extra_arguments)
+        self._options = TritonOptions(extra_arguments)  # tritonserver's own
         # Triton has no TLS for HTTP: what is meant to be encrypted must not be open beside it.
         self._http_host = "127.0.0.1" if self._options.has_tls else host
         self._live_updates, self.token = live_updates, token
@@ -128,13 +133,19 @@ class TritonServer:
         http, _, metrics = self._wanted_ports
         secrets = Secrets(self.token, {KEY_HEADER: self._key, **self._options.headers()})
         hosts = (self._http_host, self._host)
-        self._gate = GateProcess(hosts, (http, metrics), secrets=secrets, log_path=self._log_path)
+        self._gate = GateProcess(
+            hosts,
+            (http, metrics),
+            preferred=(self._preferred.http, self._preferred.metrics),
+            secrets=secrets,
+            log_path=self._log_path,
+        )
 
     def _start_triton(self, install: TritonInstall) -> None:
         assert self._gate is not None
         self._gate.clear()
-        ports = Ports(self._gate.ports[0], choose_port(self._host, self._wanted_ports[1]), self._gate.ports[1])
-        self._wanted_ports = ports  # the next start listens where clients know it
+        grpc = choose_port(self._host, self._wanted_ports[1], self._preferred.grpc)
+        ports = Ports(self._gate.ports[0], grpc, self._gate.ports[1])
         with ExitStack() as undo:
             directory = Path(undo.enter_context(plain_temporary_directory()))
             models = directory / "models"
@@ -188,20 +199,30 @@ class TritonServer:
 
     def wait_ready(self, timeout: float) -> None:
         """Return once every model has answered; raise as soon as the server has died, or when time is up."""
-        run = self._started()
         deadline = time.monotonic() + timeout
         silent: str | None = "it loads its models"
+        moves = MOVES
         while True:
-            if has_exited(run.process):
-                raise self._failure("Triton ended while starting")
+            if has_exited(self._started().process):
+                failure = self._failure("Triton ended while starting")
+                if not moves or not self._lost_port(failure):
+                    raise failure
+                moves -= 1
+                self.halt()
+                self._start_triton(find_triton())
             if self.probe.is_ready():
                 silent = self.probe.unanswered()
                 if silent is None:
                     self.protect_memory()
+                    self._wanted_ports = self.ports  # the next start listens where clients know it
                     return
             if time.monotonic() > deadline:
                 raise self._failure(f"Triton was not ready after {timeout:g} s ({silent})")
             time.sleep(POLL_SECONDS)
+
+    def _lost_port(self, failure: ServerError) -> bool:
+        """Return whether another program took the port for gRPC before Triton did, and any other port is as good."""
+        return not self._wanted_ports[1] and PORT_TAKEN in str(failure)
 
     def check(self, model: Path) -> None:
         """Raise DataError with the reason if a model must not be loaded; to be called before it is."""
@@ -308,6 +329,11 @@ class TritonServer:
     def metrics_url(self) -> str:
         """The page that Prometheus reads."""
         return f"http://{self._url(self._host, self._started().ports.metrics)}/metrics"
+
+    @property
+    def ports(self) -> Ports:
+        """The ports that clients use."""
+        return self._started().ports
 
     @property
     def pid(self) -> int:

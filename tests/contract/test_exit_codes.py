@@ -39,8 +39,13 @@ def test_the_codes_are_the_documented_ones() -> None:
 @pytest.mark.parametrize(
     ("arguments", "code", "words"),
     [
-        (("trian",), 2, ("train",)),
-        (("train", "--epoch", "3"), 2, ("--epochs",)),
+        (("trian",), 2, ("error: no command 'trian' hint: did you mean 'train'?",)),
+        (("train", "--epoch", "3"), 2, ("error: no such option: --epoch hint: did you mean --epochs?",)),
+        (("train", "--epochs"), 2, ("error: option '--epochs' requires an argument hint: see ncd-serve train --help",)),
+        (("train", "--epochs", "-3"), 2, ("error: --epochs must be at least 0 hint: see ncd-serve train --help",)),
+        (("train", "--device", "gpu"), 2, ("error: --device: 'gpu' is not one of 'auto', 'cpu', 'cuda' hint:",)),
+        (("serve", "--grpc-port", "x"), 2, ("error: --grpc-port must be a whole number hint: see ncd-serve serve",)),
+        (("name", "apply"), 2, ("error: missing argument 'NAMES' hint: see ncd-serve name apply --help",)),
         (("train", "--dataset", "glyphs", "--novel-classes", "many"), 2, ("must be a whole number or 'auto'", "hint:")),
         (("train", "--labeled", "here", "--unlabeled", "there"), 3, ("no such folder", "hint: check the path")),
         (("train",), 2, ("error: no images to train on", "hint:")),
@@ -78,8 +83,20 @@ def test_the_codes_are_the_documented_ones() -> None:
         (("query", __file__, "--url", "ftp://h:1"), 2, ("'ftp://h:1' is not a server address", "grpc://HOST:PORT")),
     ],
 )
-def test_mistakes(arguments: tuple[str, ...], code: int, words: tuple[str, ...], ncd: Any, tmp_path: Path) -> None:
-    assert_kind(ncd(*arguments, cwd=tmp_path), code, *words)
+def test_mistakes(
+    arguments: tuple[str, ...],
+    code: int,
+    words: tuple[str, ...],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capfd: pytest.CaptureFixture[str],
+) -> None:
+    monkeypatch.setattr(sys, "argv", ["ncd-serve", *arguments])
+    monkeypatch.setattr(signal, "signal", lambda *_: None)
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(SystemExit) as ended:
+        app.main()
+    assert_kind(subprocess.CompletedProcess(arguments, int(ended.value.code or 0), *capfd.readouterr()), code, *words)
     assert list(tmp_path.iterdir()) == [], "a refused command leaves nothing behind"
 
 

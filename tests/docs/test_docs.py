@@ -16,10 +16,12 @@ from typing import Any
 
 import pytest
 import typer
+from selenium.webdriver.support.ui import WebDriverWait
 
 from ncd_serve.cli.app import app
 from ncd_serve.errors import NcdError
 from ncd_serve.triton import find_triton
+from tests.browser import find, open_browser, remote_requests
 
 ROOT = Path(__file__).parents[2]
 DOCS = ROOT / "docs"
@@ -30,6 +32,11 @@ BLOCK = re.compile(
 START = re.compile(r"^<!-- starts from: (\S+) -->$", re.MULTILINE)
 README = "../README.md"  # checked like a page of the site
 FEW = 13  # blocks that are shown and not run
+# Makes the README's `train`, which is for hundreds of photographs, a matter of seconds on small letters.
+SMALL = (
+    " --recipe glyphs --novel-classes 3 --cache-views 2 --set rotations.epochs=1 --set optim.epochs=1"
+    " --set optim.labelled_batch=32 --set optim.unlabelled_batch=32"
+)
 
 
 @dataclass(frozen=True)
@@ -66,6 +73,19 @@ def test_pages_need_nothing_from_elsewhere(site: Path) -> None:
         assert not loaded, page
     for style in site.rglob("*.css"):
         assert not re.search(r"(?:@import|url\()[^)]{0,9}https?:", style.read_text()), style
+
+
+def test_pages_fit_on_a_phone_and_are_searched_without_a_server(site: Path) -> None:
+    with open_browser(width=390, dark=True) as browser:
+        for page in ("howto/install", "howto/backbones", "benchmarks/quality", "index"):
+            browser.get((site / f"{page}.html").as_uri())
+            assert browser.execute_script("return document.documentElement.scrollWidth") <= 390, page  # type: ignore[no-untyped-call]
+        find(browser, "label.md-header__button[for=__search]").click()
+        WebDriverWait(browser, 10).until(lambda _: find(browser, ".md-search__input").is_displayed())
+        find(browser, ".md-search__input").send_keys("outlier")
+        found = find(browser, ".md-search-result__item h1")
+        assert found.get_attribute("textContent") == "Find images that fit nowhere"
+        assert remote_requests(browser) == []
 
 
 def test_every_command_and_option_is_in_the_reference(site: Path) -> None:
@@ -155,7 +175,7 @@ def run_page(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Run]:
                 for documented, actual in ports.items():
                     command = command.replace(documented, actual)
                 if page == README and "train" in command:
-                    command += " --dry-run"
+                    command += SMALL
                 done = shell(command, folder)
                 expected = re.match(r"exit code (\d+)", block.note)
                 assert done.returncode == int(expected[1] if expected else 0), f"{page}: {command}\n{done.stdout}"
@@ -216,7 +236,7 @@ def start_of(page: str) -> str | None:
 @pytest.mark.slow
 @pytest.mark.timeout(1200)
 def test_commands_of_the_readme_work_one_after_another(after: Any, run_page: Run) -> None:
-    """On the letters of a tutorial: `train` makes its plan, the other commands find the newest run by themselves."""
+    """On the letters of a tutorial; after `train`, the commands find the newest run by themselves."""
     needs_server(README)
     folder = after("tutorials/folders.md")
     shutil.copytree(folder / "pile", folder / "new")
@@ -225,6 +245,7 @@ def test_commands_of_the_readme_work_one_after_another(after: Any, run_page: Run
     run_page(README, folder)
     rows = (folder / "rows.csv").read_text()
     assert rows.count("\n") == 61 and rows.count(",gull,") == 60
+    assert (folder / "runs" / "birds" / "bundle").is_dir()
 
 
 RUN = [page for page in PAGES if any(block.kind == "console" for block in blocks(page))]

@@ -4,22 +4,20 @@ from __future__ import annotations
 
 import csv
 import email
-import hashlib
-import shutil
 import subprocess
 import sys
 import venv
 import zipfile
+from importlib import metadata
 from pathlib import Path
 
 import pytest
+from packaging.requirements import Requirement
 
 from ncd_serve import __version__
 from ncd_serve.triton import TritonServer
 
 ROOT = Path(__file__).parents[2]
-# Kept between test runs: the base dependencies are large, and change only with pyproject.toml.
-KEPT = ROOT / "build" / "wheel-smoke"
 
 
 @pytest.fixture(scope="module")
@@ -38,20 +36,43 @@ def wheel(dist: Path) -> Path:
 
 
 @pytest.fixture(scope="module")
-def bare_bin(wheel: Path) -> Path:
-    """The bin folder of an environment that holds the wheel and its base dependencies."""
-    stamp, wanted = KEPT / "installed", hashlib.sha256((ROOT / "pyproject.toml").read_bytes()).hexdigest()
-    if not stamp.exists() or stamp.read_text() != wanted:
-        shutil.rmtree(KEPT, ignore_errors=True)
-        venv.create(KEPT, with_pip=True)
-        _pip("install", "--quiet", str(wheel))
-        stamp.write_text(wanted)
-    _pip("install", "--quiet", "--no-deps", "--force-reinstall", str(wheel))
-    return KEPT / "bin"
+def bare_bin(wheel: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The bin folder of an environment that holds the wheel and its base dependencies, and pip finds none missing."""
+    folder = tmp_path_factory.mktemp("bare") / "venv"
+    venv.create(folder, with_pip=True)
+    (packages,) = folder.glob("lib/python*/site-packages")
+    for name in base_dependencies(wheel):
+        link_distribution(name, packages)
+    python = folder / "bin" / "python"
+    subprocess.run([python, "-m", "pip", "install", "--quiet", "--no-deps", wheel], check=True, capture_output=True)
+    checked = run(python, "-m", "pip", "check")
+    assert checked.returncode == 0, checked.stdout
+    return folder / "bin"
 
 
-def _pip(*arguments: str) -> None:
-    subprocess.run([str(KEPT / "bin" / "python"), "-m", "pip", *arguments], check=True, capture_output=True)
+def base_dependencies(wheel: Path) -> set[str]:
+    """Names of all distributions that the wheel needs without its extras, directly or not."""
+    about = email.message_from_bytes(zipfile.ZipFile(wheel).read(f"ncd_serve-{__version__}.dist-info/METADATA"))
+    found: set[str] = set()
+    wanted = [(Requirement(text), "") for text in about.get_all("Requires-Dist") or ()]
+    while wanted:
+        one, extra = wanted.pop()
+        if one.marker and not one.marker.evaluate({"extra": extra}):
+            continue
+        new = {f"{one.name}[{extra}]" for extra in one.extras or {""}} - found
+        found |= new
+        texts = metadata.requires(one.name) or () if new else ()
+        wanted += [(Requirement(text), extra) for text in texts for extra in one.extras or {""}]
+    return {name.partition("[")[0] for name in found}
+
+
+def link_distribution(name: str, packages: Path) -> None:
+    """Put a distribution of the environment that runs the tests into another one: nothing is downloaded again."""
+    home = Path(str(metadata.distribution(name).locate_file("")))
+    files = metadata.files(name) or ()
+    for top in {file.parts[0] for file in files if file.parts[0] not in ("..", "__pycache__")}:
+        if not (packages / top).exists():
+            (packages / top).symlink_to(home / top)
 
 
 def run(*command: object) -> subprocess.CompletedProcess[str]:

@@ -26,7 +26,7 @@ from ncd_serve.runners import open_session
 from tests.runs import SILENT, ready
 
 # One of each family, at a resolution that leaves maps larger than one pixel.
-FAMILIES = {"small_resnet": 32, "cifar_resnet18": 32, "resnet18": 64, "efficientnet_lite0": 64, "vit_small": 64}
+FAMILIES = {"small_resnet": 32, "cifar_resnet18": 32, "resnet18": 64, "efficientnet_lite0": 64, "test_vit": 160}
 HEADS: dict[str, dict[str, Any]] = {
     "joint": {"model.heads": "joint"},
     "open world": {"model.heads": "open_world", "model.head_form": "cosine"},

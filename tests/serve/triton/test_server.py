@@ -8,6 +8,7 @@ import socket
 import subprocess
 import sys
 from collections.abc import Iterator
+from contextlib import ExitStack
 from functools import partial
 from pathlib import Path
 from queue import Queue
@@ -23,6 +24,7 @@ from ncd_serve.doctor.checks import take_steps
 from ncd_serve.doctor.installation import installation_steps
 from ncd_serve.errors import DataError, MissingExtraError, ServerError
 from ncd_serve.triton import TritonServer, check_repository, find_triton, install
+from ncd_serve.triton.process import Ports, choose_port, start_process
 from tests.serve.small_models import (
     CONFIG,
     LABELS,
@@ -218,6 +220,31 @@ def test_a_port_in_use_is_told_before_anything_starts(repository: Path) -> None:
         with pytest.raises(ServerError, match=f"127.0.0.1:{port}: Address already in use") as caught:
             TritonServer(repository, grpc_port=port).start()
     assert caught.value.hint
+
+
+@needs_triton
+@pytest.mark.parametrize("named", [False, True])
+def test_a_port_that_is_taken_while_triton_starts_is_chosen_again_unless_it_was_named(
+    named: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    make_lookup(tmp_path / "lookup")
+    usual = Ports(*(choose_port("127.0.0.1", None) for _ in Ports._fields))
+    with socket.create_server(("127.0.0.1", usual.http)), ExitStack() as others:
+
+        def start_late(command: list[str], **options: Any) -> subprocess.Popen[bytes]:
+            if f"--grpc-port={usual.grpc}" in command:
+                others.enter_context(socket.create_server(("127.0.0.1", usual.grpc)))
+            return start_process(command, **options)
+
+        monkeypatch.setattr("ncd_serve.triton.server.start_process", start_late)
+        wanted = usual.grpc if named else None
+        with TritonServer(tmp_path, grpc_port=wanted, preferred_ports=usual) as server:
+            if named:
+                with pytest.raises(ServerError, match=f"127.0.0.1:{usual.grpc}' already in use"):
+                    server.wait_ready(READY_SECONDS)
+            else:
+                server.wait_ready(READY_SECONDS)
+                assert server.ports.metrics == usual.metrics and not {*server.ports} & {usual.http, usual.grpc}
 
 
 @needs_triton

@@ -156,7 +156,7 @@ class Asking:
         self.answers: set[tuple[str, str]] = set()
         self.failures: list[Exception] = []
         self._url, self._file, self._over = server.grpc_url, file, threading.Event()
-        self._threads = [threading.Thread(target=self._run, args=(ask,)) for ask in (self._pixels, self._png) * 4]
+        self._threads = [threading.Thread(target=self._run, args=(ask,)) for ask in (self._pixels, self._png) * 2]
 
     def __enter__(self) -> Asking:
         for thread in self._threads:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from copy import deepcopy
 from pathlib import Path
 from typing import Any
@@ -32,6 +33,8 @@ from tests.training.model.families import SMALL_FAMILIES, WHOLE
 
 TINY = {name: ({}, 160) for name in timm.list_models("test_*")}
 FAMILIES: dict[str, tuple[dict[str, Any], int]] = {**TINY, **SMALL_FAMILIES}
+# Tiny networks of families that are exported from SMALL_FAMILIES: for them, the cut is enough.
+EXPORTED_ELSEWHERE = re.compile(r"test_(vit|convnext|resnet)\d*")
 KNOWN, NOVEL = 3, 2
 
 
@@ -80,6 +83,8 @@ def test_a_family_is_cut_trained_resumed_and_exported(name: str, tmp_path: Path)
     torch.testing.assert_close(found.embedding, expected, rtol=1e-5, atol=1e-5)
     assert (found.parts >= 0).all() and found.parts.shape[:2] == found.embedding.shape == (3, parts.dim)
 
+    if EXPORTED_ELSEWHERE.fullmatch(name):
+        return
     state = state_of(parts)
     step(state, size, 0)
     kept = {name: tensor.clone() for name, tensor in weights(state).items()}

@@ -31,7 +31,7 @@ def assert_torchs(trunk: Trunk, images: torch.Tensor) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(("name", "resolution"), [("efficientnet_lite0", 64), ("vit_small", 32)])
+@pytest.mark.parametrize(("name", "resolution"), [("efficientnet_lite0", 64), ("test_vit", 160)])
 def test_maps_are_torchs(name: str, resolution: int) -> None:
     assert_torchs(*in_onnx(name, resolution))
 
