@@ -69,3 +69,9 @@ def test_classes_that_the_geometry_has_not_seen_are_not_taken_for_known_ones() -
     numbers = torch.arange(40).repeat_interleave(10)
     features, labels = torch.randn(40, 256)[numbers] + 2.5 * torch.randn(400, 256), numbers[:300]
     assert recognise(features, labels, shrinkage=0.1, dims=64, seed=0).share < MIXED_SHARE / 2
+
+
+@pytest.mark.parametrize("each", [1, 2])
+def test_next_to_no_labels_tell_nothing(each: int) -> None:
+    features, labels = torch.randn(2 * each + 20, 8), torch.arange(2).repeat_interleave(each)
+    assert recognise(features, labels, shrinkage=0.1, dims=8, seed=0).chances.isfinite().all()

@@ -78,11 +78,12 @@ def evidence(directions: Tensor, labels: Tensor, pool: Tensor) -> Tensor:
     Columns are the cosine to the nearest class mean, the number of labelled neighbours among the rows in `pool`, and
     the largest number of one class.
     """
-    sums = torch.zeros(int(labels.max()) + 1, directions.shape[1]).index_add_(0, labels, directions[: len(labels)])
+    classes = int(labels.max()) + 1 if len(labels) else 1
+    sums = torch.zeros(classes, directions.shape[1]).index_add_(0, labels, directions[: len(labels)])
     nearest = (directions[len(labels) :] @ F.normalize(sums, dim=1).T).amax(dim=1)
-    classes = torch.full((len(directions),), -1)
-    classes[: len(labels)] = labels
-    near = classes[nearest_neighbours(directions, pool, _NEIGHBOURS)][len(labels) :]
+    named = torch.full((len(directions),), -1)
+    named[: len(labels)] = labels
+    near = named[nearest_neighbours(directions, pool, _NEIGHBOURS)][len(labels) :]
     votes = ((near.unsqueeze(2) == near.unsqueeze(1)) & (near >= 0).unsqueeze(2)).sum(dim=2).amax(dim=1)
     return torch.stack([nearest, (near >= 0).sum(dim=1).float(), votes.float()], dim=1)
 
@@ -106,8 +107,11 @@ def nearest_neighbours(directions: Tensor, pool: Tensor, count: int) -> Tensor:
 def log_ratios(novel: Tensor, known: Tensor, others: Sequence[Tensor]) -> Iterator[Tensor]:
     """Yield log likelihood ratios [M], known against novel, of `others` [M, e] by evidence of images that play these.
 
-    A logistic regression learns them, in which both kinds weigh the same.
+    A logistic regression learns them, in which both kinds weigh the same. Without images of both, all are 0.
     """
+    if not (len(novel) and len(known)):
+        yield from (some.new_zeros(len(some)).double() for some in others)
+        return
     rows, true = torch.cat([novel, known]), np.arange(len(novel) + len(known)) >= len(novel)
     mean, spread = rows.mean(dim=0), rows.std(dim=0).clamp_min(1e-6)
     regression = LogisticRegression(class_weight="balanced").fit(((rows - mean) / spread).numpy(), true)
