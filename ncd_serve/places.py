@@ -150,7 +150,8 @@ def _family(folder: Path, generation: int) -> str:
 
 def _manifest(bundle: Path) -> BundleManifest | None:
     """Return what a bundle says of itself; None if it is none, or damaged."""
+    file = bundle / MANIFEST
     try:
-        return BundleManifest.model_validate_json((bundle / MANIFEST).read_bytes())
+        return BundleManifest.model_validate_json(file.read_bytes()) if file.is_file() else None
     except (OSError, ValidationError):
         return None

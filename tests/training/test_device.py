@@ -215,7 +215,7 @@ def test_pretraining_reads_the_figures_of_a_step_at_once(
 
 @pytest.mark.parametrize("heads", ["separate", "joint", "open_world"])
 def test_images_are_read_from_the_device_in_the_end(heads: str, glyphs: Path, reads: list[str]) -> None:
-    """Evaluation, with an eye on pairs: five columns of a batch are read, and scores of each branch."""
+    """Evaluation, with an eye on pairs: six columns of a batch are read, and scores of each branch."""
     config = configured(**{"model.heads": heads})
     state = build(config)
     take_steps(state, steps=1)
@@ -226,9 +226,9 @@ def test_images_are_read_from_the_device_in_the_end(heads: str, glyphs: Path, re
     with OneDevice() as mode:
         outputs = run(see=probe)
     assert mode.awaited == []
-    assert reads == ["cpu"] * 5 and outputs.embedding.shape == (10, state.model.dim)
+    assert reads == ["cpu"] * 6 and outputs.embedding.shape == (10, state.model.dim)
     pair_quality(probe.scores()["local"], np.arange(5) % 2)
-    assert reads == ["cpu"] * 6
+    assert reads == ["cpu"] * 7
 
 
 @pytest.mark.parametrize("method", [*METHODS, "kmeans", "own-images"])

@@ -9,13 +9,14 @@ look tighter than classes that it has not seen.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+import math
 from typing import NamedTuple
 
 import numpy as np
 import torch
 import torch.nn.functional as F
 from sklearn.linear_model import LogisticRegression
+from sklearn.metrics import roc_auc_score
 from torch import Tensor
 
 from ncd_training.objective.clustering import class_whitening, main_directions
@@ -30,6 +31,10 @@ _SIZES = (1.0, 0.5, 0.25, 0.1)  # of a hidden class that stays: novel classes ma
 _ROUNDS = 200  # of expectation and maximisation of one number
 _CHUNK_ROWS = 256
 _MAX_POOL = 20_000  # images among which neighbours are searched; a sample of more
+_EPSILON = 1e-12
+# Of known against novel images whose labels are hidden, from which the evidence counts; two standard errors more, as
+# few images may look separated by chance.
+_MIN_AUROC = 0.7
 
 
 class Recognition(NamedTuple):
@@ -48,28 +53,24 @@ class Recognition(NamedTuple):
         return float((self.chances > 0.5).float().mean()) >= MIXED_SHARE
 
 
-class _Hidden(NamedTuple):
-    """Rows of labelled images that keep their labels, that play novel classes, and that play unlabelled known ones."""
-
-    labelled: Tensor
-    novel: Tensor
-    known: Tensor
-
-
 def recognise(features: Tensor, labels: Tensor, *, shrinkage: float, dims: int, seed: int) -> Recognition:
     """Recognise known classes by features [N + M, d]: of images with these labels [N], then of the unlabelled ones."""
-    generator, found = torch.Generator().manual_seed(seed), []
+    generator, played, pile = torch.Generator().manual_seed(seed), [], []
     unlabelled = torch.arange(len(labels), len(features))
     for _ in range(_DRAWS):
-        hidden = _hidden(labels, generator)
-        shown, rows = labels[hidden.labelled], torch.cat([*hidden, unlabelled])
-        moved = features[rows] @ class_whitening(features[hidden.labelled], shown, shrinkage=shrinkage)
+        shown, *hidden = _hide(labels, generator)
+        rows = torch.cat([shown, *hidden, unlabelled])
+        moved = features[rows] @ class_whitening(features[shown], labels[shown], shrinkage=shrinkage)
         around = moved[-len(unlabelled) :].mean(dim=0)
         directions = main_directions(F.normalize(moved - around, dim=1), dims)
         pool = torch.randperm(len(rows), generator=generator)[:_MAX_POOL].sort().values
-        found.append(evidence(directions, shown, pool).split([*map(len, hidden[1:]), len(unlabelled)]))
-    novel, known, others = zip(*found, strict=True)
-    return known_chances(torch.stack([*log_ratios(torch.cat(novel), torch.cat(known), others)]))
+        *parts, others = evidence(directions, labels[shown], pool).split([*map(len, hidden), len(unlabelled)])
+        played.append(parts)
+        pile.append(others)
+    kinds, found = [torch.cat(parts) for parts in zip(*played, strict=True)], torch.stack(pile)
+    if not informative(kinds, images=len(labels)):
+        return Recognition(torch.zeros(len(unlabelled)))
+    return known_chances(likelihoods(kinds, found))
 
 
 def evidence(directions: Tensor, labels: Tensor, pool: Tensor) -> Tensor:
@@ -104,36 +105,57 @@ def nearest_neighbours(directions: Tensor, pool: Tensor, count: int) -> Tensor:
     return torch.cat(found)
 
 
-def log_ratios(novel: Tensor, known: Tensor, others: Sequence[Tensor]) -> Iterator[Tensor]:
-    """Yield log likelihood ratios [M], known against novel, of `others` [M, e] by evidence of images that play these.
+def informative(kinds: list[Tensor], *, images: int) -> bool:
+    """Return True if the evidence of images that play known ones (the first kind) tells them from all others.
 
-    A logistic regression learns them, in which both kinds weigh the same. Without images of both, all are 0.
+    They were drawn from this number of labelled `images`.
     """
-    if not (len(novel) and len(known)):
-        yield from (some.new_zeros(len(some)).double() for some in others)
-        return
-    rows, true = torch.cat([novel, known]), np.arange(len(novel) + len(known)) >= len(novel)
+    error = math.sqrt(_MIN_AUROC * (1 - _MIN_AUROC) / (images / 2))
+    true = np.arange(sum(map(len, kinds))) < len(kinds[0])
+    if true.all() or not true.any():
+        return False
+    found = likelihoods(kinds, torch.cat(kinds).unsqueeze(0))[0]
+    return bool(roc_auc_score(true, (found[:, 0] - found[:, 1:].logsumexp(dim=1)).numpy()) >= _MIN_AUROC + 2 * error)
+
+
+def likelihoods(kinds: list[Tensor], pile: Tensor) -> Tensor:
+    """Return log likelihoods [draws, M, kinds] of the `pile`'s evidence [draws, M, e], up to a constant of each image.
+
+    A logistic regression learns from the evidence of images of each kind, in which all kinds weigh the same. Kinds
+    without images are unlikely.
+    """
+    rows, numbers = torch.cat(kinds), np.repeat(np.arange(len(kinds)), [len(some) for some in kinds])
     mean, spread = rows.mean(dim=0), rows.std(dim=0).clamp_min(1e-6)
-    regression = LogisticRegression(class_weight="balanced").fit(((rows - mean) / spread).numpy(), true)
-    for some in others:
-        yield torch.from_numpy(regression.decision_function(((some - mean) / spread).numpy()))
+    regression = LogisticRegression(class_weight="balanced").fit(((rows - mean) / spread).numpy(), numbers)
+    found = torch.full((*pile.shape[:2], len(kinds)), -torch.inf, dtype=torch.double)
+    for some, target in zip(pile, found, strict=True):
+        learned = regression.predict_log_proba(((some - mean) / spread).double().numpy())
+        target[:, regression.classes_] = torch.from_numpy(learned)
+    return found
 
 
-def known_chances(ratios: Tensor) -> Recognition:
-    """Return the chances to be known from log likelihood ratios [draws, M]; their share is found by its likelihood."""
-    prior = torch.tensor(0.5, dtype=torch.double)
+def known_chances(likelihoods: Tensor) -> Recognition:
+    """Return the chances of the first kind from log likelihoods [draws, M, kinds].
+
+    The share of each kind is the most likely one (expectation and maximisation).
+    """
+    shares = torch.full(likelihoods.shape[2:], 1 / likelihoods.shape[2], dtype=torch.double)
     for _ in range(_ROUNDS):
-        prior = (ratios + prior.logit(eps=1e-6)).sigmoid().mean()
-    return Recognition((ratios.mean(dim=0) + prior.logit(eps=1e-6)).sigmoid().float())
+        shares = (likelihoods + shares.log()).softmax(dim=2).mean(dim=(0, 1)).clamp_min(_EPSILON)
+    return Recognition((likelihoods.mean(dim=0) + shares.log()).softmax(dim=1)[:, 0].float())
 
 
-def _hidden(labels: Tensor, generator: torch.Generator) -> _Hidden:
-    """Hide some labels at random; of hidden classes, only some images stay."""
+def _hide(labels: Tensor, generator: torch.Generator) -> list[Tensor]:
+    """Hide some labels at random. Return the rows of images that are shown, that play known ones, and novel ones.
+
+    Novel ones are apart by the share of their class that stays.
+    """
     classes = int(labels.max()) + 1
     chosen = torch.randperm(classes, generator=generator)[: max(1, round(_HIDDEN_CLASSES * classes))]
     shares = torch.ones(classes)
     shares[chosen] = torch.tensor(_SIZES)[torch.randint(len(_SIZES), (len(chosen),), generator=generator)]
     luck, novel = torch.rand(len(labels), generator=generator), torch.isin(labels, chosen)
     known = ~novel & (luck < _HIDDEN_IMAGES)
-    kinds = ~(novel | known), novel & (luck < shares[labels]), known
-    return _Hidden(*(torch.nonzero(kind).flatten() for kind in kinds))
+    stays = novel & (luck < shares[labels])
+    kinds = ~(novel | known), known, *(stays & (shares[labels] == share) for share in _SIZES)
+    return [torch.nonzero(kind).flatten() for kind in kinds]
