@@ -29,7 +29,7 @@ class NormalisingConv(nn.Conv2d):
     """1x1 convolution that computes the batch norm after it, too, while training."""
 
     def __init__(self, convolution: nn.Conv2d, norm: FoldedNorm) -> None:
-        super().__init__(convolution.in_channels, convolution.out_channels, 1, bias=False)
+        super().__init__(convolution.in_channels, convolution.out_channels, 1, bias=False, device="meta")
         self.weight = convolution.weight
         self._norm = (norm,)  # in a tuple, or its weights would have a second name in checkpoints
         self.train(norm.training)

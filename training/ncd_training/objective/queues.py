@@ -113,10 +113,9 @@ class PartDictionary(FifoQueue):
         parts, entries = part_maps.permute(0, 2, 3, 1).reshape(-1, dim), self.filled
         if self.similarity == "cosine":
             parts, entries = F.normalize(parts, dim=1), F.normalize(entries, dim=1)
-        # |part|^2 less the squared distance. The softmax does not see |part|^2, the same for all entries.
-        nearness = torch.addmm(-entries.square().sum(dim=1), parts, entries.T, alpha=2)
-        self._update_spread((parts.square().sum(dim=1) - nearness.amax(dim=1)).clamp_min(0).mean())
-        assignment = nearness.mul_(self.sharpness / self.spread.clamp_min(1e-12)).softmax(dim=1)
+        distances = torch.cdist(parts, entries).square_()
+        self._update_spread(distances.amin(dim=1).mean())
+        assignment = torch.softmax(-self.sharpness / self.spread.clamp_min(1e-12) * distances, dim=1)
         return assignment.view(batch, height * width, -1).mean(dim=1)
 
     def _update_spread(self, nearest: Tensor) -> None:
