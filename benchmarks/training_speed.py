@@ -247,7 +247,7 @@ class CachedSteps:
         model = DualBranchModel(parts, known=KNOWN, novel=NOVEL, model=config.model, labels=config.pseudo_labels)
         for branch in model.branches:
             if before:
-                branch.tail.forward = MethodType(mean_of_places, branch.tail)  # type: ignore[method-assign]
+                branch.tail.forward = MethodType(mean_of_places, branch.tail)
             else:
                 fold_norms(branch.tail)
         model.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
