@@ -12,7 +12,7 @@ import torch
 import torch.distributed as dist
 from ncd_export.export import export_run
 from ncd_training.base.checkpoint import save_checkpoint
-from ncd_training.base.distributed import with_global_batch_norm
+from ncd_training.base.distributed import Ranks
 from ncd_training.base.run_dir import RunDir
 from ncd_training.config.resolve import resolve_config
 from ncd_training.data.prepare import Setup
@@ -43,9 +43,8 @@ def stepped(
     setup = ready(resolve_config(recipes=["glyphs"], overrides={**overrides, **settings}))
     run = RunDir.create(folder, setup.config)
     parts, _ = initial_trunk(setup.config, weights=None)
-    state = build_state(setup, parts)
-    if together:
-        with_global_batch_norm(state.model.branches, torch.device("cpu"))
+    state = build_state(setup, parts, Ranks(size=2) if together else None)
+    state.ranks = Ranks()
     step(state, setup)
     state.epoch = 1
     save_checkpoint(state, run.checkpoint)

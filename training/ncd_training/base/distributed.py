@@ -203,8 +203,8 @@ def _exchange(operation: Callable[..., object], *arguments: Any, **more: Any) ->
         ) from None
 
 
-class _NormOverRanks(nn.modules.batchnorm._BatchNorm):
-    """Base class of batch norms over all ranks; takes weights and statistics of the batch norm that it replaces."""
+class ReplacedNorm(nn.modules.batchnorm._BatchNorm):
+    """Base class of batch norms that are computed otherwise; takes weights and statistics of the one it replaces."""
 
     def __init__(self, norm: nn.BatchNorm2d) -> None:
         super().__init__(norm.num_features, norm.eps, norm.momentum)
@@ -213,8 +213,16 @@ class _NormOverRanks(nn.modules.batchnorm._BatchNorm):
         self.after = nn.Sequential(*(getattr(norm, name) for name in ("drop", "act") if hasattr(norm, name)))
         self.train(norm.training)
 
+    def update_statistics(self, mean: Tensor, variance: Tensor, size: Tensor | int) -> None:
+        """Move the running statistics towards those of a batch with `size` values."""
+        assert self.running_mean is not None and self.running_var is not None and self.momentum is not None
+        assert self.num_batches_tracked is not None
+        self.running_mean.lerp_(mean, self.momentum)
+        self.running_var.lerp_(variance * size / (size - 1), self.momentum)
+        self.num_batches_tracked += 1
 
-class SyncBatchNorm(_NormOverRanks, nn.SyncBatchNorm):
+
+class SyncBatchNorm(ReplacedNorm, nn.SyncBatchNorm):
     """Batch norm with the statistics of all ranks' images, on CUDA."""
 
     def forward(self, maps: Tensor) -> Tensor:
@@ -222,7 +230,7 @@ class SyncBatchNorm(_NormOverRanks, nn.SyncBatchNorm):
         return self.after(super().forward(maps))
 
 
-class GlobalBatchNorm(_NormOverRanks, nn.BatchNorm2d):
+class GlobalBatchNorm(ReplacedNorm, nn.BatchNorm2d):
     """Batch norm with the statistics of all ranks' images, on a CPU. Computes in float32, like torch's own."""
 
     def forward(self, maps: Tensor) -> Tensor:
@@ -234,16 +242,9 @@ class GlobalBatchNorm(_NormOverRanks, nn.BatchNorm2d):
         mean = _sum_over_ranks(values.sum(over)) / size
         centred = values - mean.view(1, -1, 1, 1)
         variance = _sum_over_ranks(centred.square().sum(over)) / size
-        self._update_statistics(mean.detach(), variance.detach() * size / (size - 1))
+        self.update_statistics(mean.detach(), variance.detach(), size)
         scale = self.weight * (variance + self.eps).rsqrt()
         return self.after((centred * scale.view(1, -1, 1, 1) + self.bias.view(1, -1, 1, 1)).to(maps.dtype))
-
-    def _update_statistics(self, mean: Tensor, variance: Tensor) -> None:
-        assert self.running_mean is not None and self.running_var is not None and self.momentum is not None
-        assert self.num_batches_tracked is not None
-        self.running_mean.lerp_(mean, self.momentum)
-        self.running_var.lerp_(variance, self.momentum)
-        self.num_batches_tracked += 1
 
 
 def with_global_batch_norm(module: nn.Module, device: torch.device) -> None:

@@ -65,7 +65,8 @@ class ConvTail(Tail):
     def forward(self, maps: Tensor) -> TailOutput:
         """Return parts and embedding of trunk maps [B, c, H, W]."""
         parts = self.stages(maps)
-        return TailOutput(parts, parts.mean(dim=(2, 3)))
+        # A sum's gradient is a view; a mean's would be a tensor as large as the parts.
+        return TailOutput(parts, parts.sum(dim=(2, 3)) / parts[0, 0].numel())
 
     @torch.no_grad()
     def describe(self, maps: Tensor) -> Tensor:

@@ -13,6 +13,7 @@ from torch import Tensor, nn
 from torch.optim.lr_scheduler import LRScheduler
 
 from ncd_training.base.checkpoint import load_checkpoint, save_checkpoint
+from ncd_training.base.memory import kept_memory
 from ncd_training.base.precision import Precision
 from ncd_training.data.views import BatchPlan, batches
 
@@ -64,6 +65,7 @@ class StageLoop:
         """Return batches of one view for each of the first `images` images."""
         return BatchPlan(images, 1, batch, 0, seed=self.optim.seed, views=1)
 
+    @kept_memory()
     def run(
         self,
         name: str,

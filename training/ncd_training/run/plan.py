@@ -14,6 +14,7 @@ from torch.utils.data import default_collate
 
 from ncd_serve.errors import UsageError
 from ncd_serve.memory import peak_memory
+from ncd_training.base.memory import kept_memory
 from ncd_training.base.randomness import generator_for
 from ncd_training.data.views import FileViews
 from ncd_training.model.hub import restriction
@@ -125,6 +126,7 @@ class StepCost:
         return views / self.views * _overlapped(self.load, self.trunk, workers=workers)
 
 
+@kept_memory()
 def measure_step(
     state: TrainState, setup: Setup, plan: BatchPlan, *, processes: int = 1, slow: float = _SLOW_STEP_SECONDS
 ) -> StepCost:

@@ -12,9 +12,11 @@ from torch import Tensor, nn
 
 from ncd_training.base.checkpoint import load_checkpoint
 from ncd_training.base.distributed import Ranks, with_global_batch_norm
+from ncd_training.base.memory import kept_memory
 from ncd_training.base.precision import Precision, compute_device
 from ncd_training.base.randomness import Purpose, generator_for
 from ncd_training.model.branches import BranchOutput, DualBranchModel
+from ncd_training.model.folding import fold_norms
 from ncd_training.model.onnx import configured_trunk
 from ncd_training.model.weights import initial_trunk
 from ncd_training.objective.losses import ramp_up
@@ -73,6 +75,9 @@ def build_state(setup: Setup, parts: TrunkParts, ranks: Ranks | None = None) -> 
     model.trunk.in_onnx = configured_trunk(config)
     if ranks.size > 1:
         with_global_batch_norm(model.branches, device)
+    elif device.type == "cpu":
+        for branch in model.branches:
+            fold_norms(branch.tail)
     model.to(memory_format=torch.channels_last)  # type: ignore[call-overload]  # missing in torch's types
     model.to(device)
     method.to(device)
@@ -89,6 +94,7 @@ def build_optimizer(model: DualBranchModel, method: Method, optim: OptimConfig) 
     return torch.optim.SGD(parameters, optim.learning_rate, optim.momentum, weight_decay=optim.weight_decay)
 
 
+@kept_memory()
 def train_epoch(
     state: TrainState, loader: Iterable[list[Tensor]], plan: BatchPlan, labels: Tensor, config: TrainConfig
 ) -> dict[str, float]:
