@@ -20,7 +20,7 @@ from ncd_training.objective.clustering import (
     balanced_assignment,
     class_whitening,
     discovered_assignment,
-    linked_assignment,
+    equal_by_clusters,
     main_directions,
     refined_assignment,
     sizes_look_equal,
@@ -193,14 +193,8 @@ def novel_targets(geometries: Geometries, clusters: int, config: TrainConfig, ro
     # Who labels classes of unequal size has a pile of unequal ones.
     if settings.sizes == "auto" and geometries.known_look_equal:
         # The features before the supervised stage tell best whether classes are equally large.
-        seen = linked_assignment(
-            geometries.spaces(rows, sources=1),
-            clusters,
-            starts=settings.starts // 2 or 1,
-            temperature=temperature,
-            seed=seed,
-        )
-        equal = sizes_look_equal(seen.argmax(dim=1), clusters)
+        first, few = geometries.spaces(rows, sources=1), settings.starts // 2 or 1
+        equal = equal_by_clusters(first, clusters, temperature=temperature, starts=few, seed=seed)
     shares = discovered_assignment(
         spaces, clusters, equal=equal, starts=settings.starts, temperature=temperature, seed=seed
     )
