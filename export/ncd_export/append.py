@@ -47,6 +47,7 @@ class _NewCluster:
     name: str | None
     paths: list[str]
     embeddings: Floats  # [n, d]
+    old: int  # images that are in the reference
 
 
 def append_generation(
@@ -63,7 +64,7 @@ def append_generation(
     reference, mixture = mixture_of(bundle)
     batch, chosen = accepted(add, accept, bundle, progress=progress)
     corrected, others = _corrected(bundle, reference, chosen.candidates)
-    new = _new_clusters(bundle, [*corrected.values(), *others], progress)
+    new = _new_clusters(bundle, reference, [*corrected.values(), *others], progress)
     taken = {path for cluster in new for path in cluster.paths}
     rest = mixture.project(batch.embeddings[[path not in taken for path in batch.paths]])
     grown = grow(mixture, [mixture.project(cluster.embeddings) for cluster in new], rest, reference.places())
@@ -74,7 +75,7 @@ def append_generation(
         fresh = _reference(reference.with_mixture(grown), grown, new)
         fresh.write(folder / REFERENCE)
         fresh = Reference.read(folder / REFERENCE)  # the file rounds, and all users must see the same values
-        manifest = _manifest(bundle, new, _changes(reference, grown, batch, added=len(new)))
+        manifest = _manifest(bundle, new, _changes(reference, grown, batch, new))
         _rewrite_model(folder / MODEL, manifest, fresh, added=len(new))
         _verify(bundle, folder / MODEL, batch)
         corrections = _after_growth(bundle.manifest, [*corrected], manifest, roots=(reference.root, fresh.root))
@@ -139,19 +140,30 @@ def _after_growth(
     }
 
 
-def _new_clusters(bundle: Bundle, candidates: list[Candidate], progress: Progress) -> list[_NewCluster]:
+def _new_clusters(
+    bundle: Bundle, reference: Reference, candidates: list[Candidate], progress: Progress
+) -> list[_NewCluster]:
+    """Return the clusters of candidates; images that the reference has need not be there any more."""
     if not candidates:
         raise DataError(
             "no new category was found: there is nothing to append",
             hint=f"ncd-serve discover NEW --bundle {bundle.folder} shows what the images are like",
         )
+    vectors = dict(zip(map(str, reference.every_file()), reference.every_embedding(), strict=True))
     new = []
     for candidate in candidates:
-        found = embedded([Path(path) for path in candidate.images], bundle, progress=progress)
-        if found.unreadable:
-            path, reason = found.unreadable[0]
-            raise DataError(f"{path}: {reason}", hint="restore the image, or remove it from the candidates")
-        new.append(_NewCluster(candidate.name, found.paths, found.embeddings))
+        paths = [os.path.normpath(Path(path).absolute()) for path in candidate.images]
+        fresh = [Path(path) for path in paths if path not in vectors]
+        if fresh:
+            found = embedded(fresh, bundle, progress=progress)
+            if found.unreadable:
+                path, reason = found.unreadable[0]
+                raise DataError(
+                    f"{path}: {reason}", hint="restore the image, or remove it from the candidates or corrections"
+                )
+            vectors |= zip(found.paths, found.embeddings, strict=True)
+        embeddings = np.stack([vectors[path] for path in paths])
+        new.append(_NewCluster(candidate.name, paths, embeddings, old=len(paths) - len(fresh)))
     return new
 
 
@@ -228,9 +240,9 @@ def _verify(bundle: Bundle, model: Path, batch: Batch) -> None:
         )
 
 
-def _changes(reference: Reference, grown: Mixture, batch: Batch, *, added: int) -> list[Change]:
+def _changes(reference: Reference, grown: Mixture, batch: Batch, new: list[_NewCluster]) -> list[Change]:
     """Return the change of every cluster, by id: images that it had, was given, and lost to new clusters."""
-    clusters = reference.clusters + added
+    clusters = reference.clusters + len(new)
     given = _likeliest(grown, grown.project(batch.embeddings))
     now = _likeliest(grown, grown.project(reference.embeddings))
     left = now >= reference.clusters
@@ -238,9 +250,8 @@ def _changes(reference: Reference, grown: Mixture, batch: Batch, *, added: int) 
     for number in range(clusters):
         gain = int((given == number).sum())
         if number >= reference.clusters:
-            changes.append(
-                Change(cluster_id=number, kind="new", images=0, added=gain, moved=int((now == number).sum()))
-            )
+            came = new[number - reference.clusters].old + int((now == number).sum())
+            changes.append(Change(cluster_id=number, kind="new", images=0, added=gain, moved=came))
             continue
         lost = int((left & (reference.cluster_ids == number)).sum())
         sampled = max(int((reference.cluster_ids == number).sum()), 1)

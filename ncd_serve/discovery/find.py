@@ -206,7 +206,7 @@ def embedded(files: Sequence[Path], bundle: Bundle, *, progress: Progress = SILE
         if isinstance(answer, str):
             bad.append((str(file), answer))
         else:
-            paths.append(str(file.absolute()))
+            paths.append(os.path.normpath(file.absolute()))
             vectors.append(answer)
     if not paths:
         raise DataError(
