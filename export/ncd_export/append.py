@@ -22,7 +22,7 @@ from ncd_serve.discovery.find import Batch, Candidate, accepted, embedded, mixtu
 from ncd_serve.errors import DataError, ExportMismatchError, UsageError
 from ncd_serve.files import staged_directory, swap_in
 from ncd_serve.mixture import grow
-from ncd_serve.naming import WRONG
+from ncd_serve.naming import WRONG, Correction
 from ncd_serve.onnx_file import check_self_contained
 from ncd_serve.places import exported_to, next_generation, remember_export
 from ncd_serve.preprocess import load_array
@@ -47,7 +47,6 @@ class _NewCluster:
     name: str | None
     paths: list[str]
     embeddings: Floats  # [n, d]
-    old: int  # images that are in the reference
 
 
 def append_generation(
@@ -57,15 +56,16 @@ def append_generation(
 
     Without a file of candidates, those that `discover` finds in the images `add` are accepted. Classes of their own
     that corrections of single images name become clusters, too, and images that were given to another cluster count
-    for that one.
+    for that one, as do old images among those of a candidate.
     """
     bundle, out = Bundle.read(after), Path(out)
     _check_place(bundle, out)
-    reference, mixture = mixture_of(bundle)
+    before, _ = mixture_of(bundle)
     batch, chosen = accepted(add, accept, bundle, progress=progress)
-    corrected, others = _corrected(bundle, reference, chosen.candidates)
-    new = _new_clusters(bundle, reference, [*corrected.values(), *others], progress)
+    begun, others = _begun(bundle, before, chosen.candidates)
+    new = _new_clusters(bundle, before, [*begun.values(), *others], progress)
     taken = {path for cluster in new for path in cluster.paths}
+    reference, mixture = mixture_of(bundle, without=taken)
     rest = mixture.project(batch.embeddings[[path not in taken for path in batch.paths]])
     grown = grow(mixture, [mixture.project(cluster.embeddings) for cluster in new], rest, reference.places())
     with disk_errors_as_data_errors(out), staged_directory(out) as folder:
@@ -75,10 +75,10 @@ def append_generation(
         fresh = _reference(reference.with_mixture(grown), grown, new)
         fresh.write(folder / REFERENCE)
         fresh = Reference.read(folder / REFERENCE)  # the file rounds, and all users must see the same values
-        manifest = _manifest(bundle, new, _changes(reference, grown, batch, new))
+        manifest = _manifest(bundle, new, _changes(before, grown, batch, new))
         _rewrite_model(folder / MODEL, manifest, fresh, added=len(new))
         _verify(bundle, folder / MODEL, batch)
-        corrections = _after_growth(bundle.manifest, [*corrected], manifest, roots=(reference.root, fresh.root))
+        corrections = _after_growth(bundle.manifest, [*begun], manifest, new, roots=(reference.root, fresh.root))
         rewrite_card(folder / CARD, bundle.manifest, manifest, section=_section(bundle, new))
         seal(folder, manifest.model_copy(update=corrections), bundle.manifest.sha256)
         swap_in(folder, out)
@@ -97,7 +97,7 @@ def _check_place(bundle: Bundle, out: Path) -> None:
     check_writable(out.absolute().parent)
 
 
-def _corrected(
+def _begun(
     bundle: Bundle, reference: Reference, candidates: list[Candidate]
 ) -> tuple[dict[int, Candidate], list[Candidate]]:
     """Return the clusters that exist by corrections alone, by id, if they have two images, and the other candidates.
@@ -112,32 +112,31 @@ def _corrected(
     for candidate in candidates:
         if candidate.name in numbers:
             files[numbers[candidate.name]] += candidate.images
-    corrected = {
+    begun = {
         number: Candidate(images=files[number], name=name)
         for number, name in sorted(about.new_names.items())
         if len(files[number]) > 1
     }
-    return corrected, [candidate for candidate in candidates if candidate.name not in numbers]
+    return begun, [candidate for candidate in candidates if candidate.name not in numbers]
 
 
 def _after_growth(
-    about: BundleManifest, grown: list[int], new: BundleManifest, *, roots: tuple[Path, Path]
+    about: BundleManifest, grown: list[int], after: BundleManifest, new: list[_NewCluster], *, roots: tuple[Path, Path]
 ) -> dict[str, Any]:
     """Return the corrections of the next generation: clusters in `grown` are real now, others come after all clusters.
 
-    `roots` are the folders that paths of the old and the new reference are relative to.
+    An image that was in none may be in a new cluster. `roots` are the folders that paths of the old and the new
+    reference are relative to.
     """
     waiting = [number for number in sorted(about.new_names) if number not in grown]
-    places = {number: len(about.cluster_names) + place for place, number in enumerate(grown)}
-    places |= {number: len(new.cluster_names) + place for place, number in enumerate(waiting)}
-    files = {path: roots[0] / path for path in about.images}
-    paths = {
-        path: str(file.relative_to(roots[1]) if file.is_relative_to(roots[1]) else file) for path, file in files.items()
-    }
-    return {
-        "images": {paths[path]: to if to == WRONG else places.get(to, to) for path, to in about.images.items()},
-        "new_names": {places[number]: about.new_names[number] for number in waiting},
-    }
+    places: dict[Correction, int] = {number: place for place, number in enumerate(waiting, len(after.cluster_names))}
+    homes = {path: number for number, each in enumerate(new, len(about.cluster_names)) for path in each.paths}
+    images = dict[str, Correction]()
+    for path, to in about.images.items():
+        file = roots[0] / path
+        name = str(file.relative_to(roots[1]) if file.is_relative_to(roots[1]) else file)
+        images[name] = homes.get(os.path.normpath(file.absolute()), places.get(to, to))
+    return {"images": images, "new_names": {places[number]: about.new_names[number] for number in waiting}}
 
 
 def _new_clusters(
@@ -162,8 +161,7 @@ def _new_clusters(
                     f"{path}: {reason}", hint="restore the image, or remove it from the candidates or corrections"
                 )
             vectors |= zip(found.paths, found.embeddings, strict=True)
-        embeddings = np.stack([vectors[path] for path in paths])
-        new.append(_NewCluster(candidate.name, paths, embeddings, old=len(paths) - len(fresh)))
+        new.append(_NewCluster(candidate.name, paths, np.stack([vectors[path] for path in paths])))
     return new
 
 
@@ -245,12 +243,12 @@ def _changes(reference: Reference, grown: Mixture, batch: Batch, new: list[_NewC
     clusters = reference.clusters + len(new)
     given = _likeliest(grown, grown.project(batch.embeddings))
     now = _likeliest(grown, grown.project(reference.embeddings))
-    left = now >= reference.clusters
+    left, aside = now >= reference.clusters, {*map(str, reference.every_file()[len(reference.paths) :])}
     changes = []
     for number in range(clusters):
         gain = int((given == number).sum())
         if number >= reference.clusters:
-            came = new[number - reference.clusters].old + int((now == number).sum())
+            came = int((now == number).sum()) + len(aside.intersection(new[number - reference.clusters].paths))
             changes.append(Change(cluster_id=number, kind="new", images=0, added=gain, moved=came))
             continue
         lost = int((left & (reference.cluster_ids == number)).sum())

@@ -24,7 +24,7 @@ from ncd_serve.rows.tables import FORMATS, read_rows
 from ncd_serve.text import first_problem
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Iterable, Sequence
 
     from numpy.typing import NDArray
 
@@ -157,10 +157,13 @@ def discover(
     )
 
 
-def mixture_of(bundle: Bundle) -> tuple[Reference, Mixture]:
-    """Return reference and mixture of a bundle after corrections; DataError if an older version made it."""
+def mixture_of(bundle: Bundle, *, without: Iterable[str] = ()) -> tuple[Reference, Mixture]:
+    """Return reference and mixture of a bundle after corrections; DataError if an older version made it.
+
+    Images `without`, by absolute path, are set aside.
+    """
     reference = bundle.reference()
-    reference = corrected(reference, corrections_of(bundle, reference))
+    reference = corrected(reference, corrections_of(bundle, reference) | dict.fromkeys(without, WRONG))
     mixture = reference.mixture()
     if mixture is None:
         raise DataError(f"{bundle.folder} was exported by an older version", hint="ncd-serve export RUN once more")
