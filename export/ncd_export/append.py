@@ -24,7 +24,7 @@ from ncd_serve.files import staged_directory, swap_in
 from ncd_serve.mixture import grow
 from ncd_serve.naming import WRONG, Correction
 from ncd_serve.onnx_file import check_self_contained
-from ncd_serve.places import exported_to, next_generation, remember_export
+from ncd_serve.places import exported_to, newest_generation, next_generation, remember_export
 from ncd_serve.preprocess import load_array
 from ncd_serve.reference import REFERENCE, Reference
 from ncd_serve.runners import open_session
@@ -93,7 +93,9 @@ def next_folder(after: Path) -> Path:
 
 def _check_place(bundle: Bundle, out: Path) -> None:
     if out.exists():
-        raise UsageError(f"{out} exists", hint="choose another --out; a generation never replaces an earlier one")
+        newest = newest_generation(bundle.folder)
+        further = "" if newest == bundle.folder else f"--after {newest} goes on from the newest generation; or "
+        raise UsageError(f"{out} exists", hint=f"{further}choose another --out")
     check_writable(out.absolute().parent)
 
 

@@ -12,6 +12,7 @@ from rich.markup import escape
 from rich.table import Column, Table
 
 from ncd_serve.cli.console import answer, out, progress, show_next
+from ncd_serve.cli.options import note_newer_generation
 from ncd_serve.errors import UsageError
 from ncd_serve.places import bundle_of, shortened
 
@@ -42,6 +43,7 @@ def discover(
     if target and target.exists():
         raise UsageError(f"{target} exists", hint="choose another --out")
     target, bundle = target or _free_file(), bundle_of(bundle)
+    note_newer_generation(bundle)
     found = find(images, bundle, min_strength=min_strength, progress=progress)
     content = found.candidates.model_dump(mode="json")
     if found.candidates.candidates:
@@ -101,7 +103,9 @@ def history(
     """
     from ncd_serve.discovery.history import generations
 
-    found = generations(bundle_of(bundle))
+    bundle = bundle_of(bundle)
+    found = generations(bundle)
+    note_newer_generation(bundle)
     if as_json:
         out.print_json(json.dumps([each._asdict() for each in found]))
         return
@@ -124,5 +128,5 @@ def history(
         table.add_row(str(each.generation), created, images, str(each.clusters), *map(escape, words))
     out.print(table)
     if there := [Path(each.folder) for each in found if each.folder]:
-        answer("every bundle that is there can be served, the newest one by:")
+        answer("every bundle that is there can be served, the last one by:")
         show_next("export", shortened(there[-1]))
