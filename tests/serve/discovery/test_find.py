@@ -114,7 +114,10 @@ def test_names_go_to_the_clusters_with_the_same_images(bundle: Path, tmp_path: P
         carry_names(bundle, other)
     names, matches = carry_names(bundle, other, images=batch(tmp_path / "both", KNOWN, KNOWN + 1, KNOWN + 2))
     assert {number: entry.name for number, entry in names.clusters.items()} == {0: "auk", 1: "tern"}
-    assert [(match.old, match.new, match.overlap, match.images) for match in matches] == [(0, 0, 1, 25), (1, 1, 1, 25)]
+    assert [(match.old, match.new, match.overlap, match.images) for match in matches] == [
+        (0, [0], 1, 25),
+        (1, [1], 1, 25),
+    ]
     assert names.checkpoint == "f" * 12 and names.bundle == other
 
 
