@@ -94,7 +94,7 @@ def show_changes(changes: Sequence[Change], names: Mapping[int, str]) -> None:
         Column("cluster", justify="right"),
         "name",
         "what",
-        Column("images", justify="right"),
+        Column("images before", justify="right"),
         Column("of the batch", justify="right"),
         Column("moved", justify="right"),
         *([Column("overlap", justify="right")] if trained else []),

@@ -116,8 +116,9 @@ class Discovery:
     images: int
     unreadable: int
     candidates: Candidates
-    outside: int  # images that are probably in none of the clusters
-    known: dict[str, int]  # images that are likeliest of a known class, the most frequent first
+    # Of the images of no candidate:
+    outside: int  # those that are probably in none of the clusters
+    known: dict[str, int]  # those that are likeliest of a known class, the most frequent first
 
 
 def discover(
@@ -152,7 +153,7 @@ def discover(
         images=len(batch.paths),
         unreadable=len(batch.unreadable),
         candidates=Candidates(checkpoint=about.checkpoint, generation=about.generation, candidates=proposed),
-        outside=int((mixture.outside(batch.embeddings) > _OUTSIDE).sum()),
+        outside=int((mixture.outside_at(np.delete(places, [*grouped], axis=0)) > _OUTSIDE).sum()),
         known=dict(known.most_common()),
     )
 
