@@ -116,6 +116,19 @@ def newest_generation(bundle: Path) -> Path:
     return found[max(found)]
 
 
+def newest_descendant(bundle: Path) -> Path:
+    """Return the newest generation beside a bundle, or in a run beside its run that was trained after it."""
+    newest = newest_generation(bundle)
+    if (own := _manifest(newest)) is None:
+        return bundle
+    run, found = bundle.absolute().parent, {own.generation: newest}
+    for retrained in run.parent.glob(f"{glob.escape(_family(run, own.generation))}-*/bundle"):
+        about = _manifest(folder := newest_generation(retrained))
+        if about and own.checkpoint and own.checkpoint in about.lineage[1:] and about.generation > own.generation:
+            found[about.generation] = shortened(folder)
+    return found[max(found)]
+
+
 def bundle_of_checkpoint(checkpoint: str) -> Path | None:
     """Return the newest generation of the newest run whose model is this one; None if there is none."""
     found = ((bundle, _manifest(bundle)) for bundle in _bundles())

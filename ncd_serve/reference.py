@@ -153,6 +153,10 @@ class Reference:
         """Return the absolute files of all images, those that are set aside last."""
         return [Path(os.path.normpath(file.absolute())) for file in (*self.files(), *self.aside_files())]
 
+    def every_embedding(self) -> Floats:
+        """Return the embeddings of the same images."""
+        return np.concatenate([self.embeddings, self.aside_embeddings.reshape(-1, self.embeddings.shape[1])])
+
     def sampled(self) -> Reference:
         """Return a reference with at most `MAX_IMAGES` images, evenly spread."""
         rows = np.arange(0, len(self.paths), -(-len(self.paths) // MAX_IMAGES))

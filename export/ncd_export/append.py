@@ -22,9 +22,9 @@ from ncd_serve.discovery.find import Batch, Candidate, accepted, embedded, mixtu
 from ncd_serve.errors import DataError, ExportMismatchError, UsageError
 from ncd_serve.files import staged_directory, swap_in
 from ncd_serve.mixture import grow
-from ncd_serve.naming import WRONG
+from ncd_serve.naming import WRONG, Correction
 from ncd_serve.onnx_file import check_self_contained
-from ncd_serve.places import exported_to, next_generation, remember_export
+from ncd_serve.places import exported_to, newest_generation, next_generation, remember_export
 from ncd_serve.preprocess import load_array
 from ncd_serve.reference import REFERENCE, Reference
 from ncd_serve.runners import open_session
@@ -56,15 +56,16 @@ def append_generation(
 
     Without a file of candidates, those that `discover` finds in the images `add` are accepted. Classes of their own
     that corrections of single images name become clusters, too, and images that were given to another cluster count
-    for that one.
+    for that one, as do old images among those of a candidate.
     """
     bundle, out = Bundle.read(after), Path(out)
     _check_place(bundle, out)
-    reference, mixture = mixture_of(bundle)
+    before, _ = mixture_of(bundle)
     batch, chosen = accepted(add, accept, bundle, progress=progress)
-    corrected, others = _corrected(bundle, reference, chosen.candidates)
-    new = _new_clusters(bundle, [*corrected.values(), *others], progress)
+    begun, others = _begun(bundle, before, chosen.candidates)
+    new = _new_clusters(bundle, before, [*begun.values(), *others], progress)
     taken = {path for cluster in new for path in cluster.paths}
+    reference, mixture = mixture_of(bundle, without=taken)
     rest = mixture.project(batch.embeddings[[path not in taken for path in batch.paths]])
     grown = grow(mixture, [mixture.project(cluster.embeddings) for cluster in new], rest, reference.places())
     with disk_errors_as_data_errors(out), staged_directory(out) as folder:
@@ -74,10 +75,10 @@ def append_generation(
         fresh = _reference(reference.with_mixture(grown), grown, new)
         fresh.write(folder / REFERENCE)
         fresh = Reference.read(folder / REFERENCE)  # the file rounds, and all users must see the same values
-        manifest = _manifest(bundle, new, _changes(reference, grown, batch, added=len(new)))
+        manifest = _manifest(bundle, new, _changes(before, grown, batch, new))
         _rewrite_model(folder / MODEL, manifest, fresh, added=len(new))
         _verify(bundle, folder / MODEL, batch)
-        corrections = _after_growth(bundle.manifest, [*corrected], manifest, roots=(reference.root, fresh.root))
+        corrections = _after_growth(bundle.manifest, [*begun], manifest, new, roots=(reference.root, fresh.root))
         rewrite_card(folder / CARD, bundle.manifest, manifest, section=_section(bundle, new))
         seal(folder, manifest.model_copy(update=corrections), bundle.manifest.sha256)
         swap_in(folder, out)
@@ -92,11 +93,13 @@ def next_folder(after: Path) -> Path:
 
 def _check_place(bundle: Bundle, out: Path) -> None:
     if out.exists():
-        raise UsageError(f"{out} exists", hint="choose another --out; a generation never replaces an earlier one")
+        newest = newest_generation(bundle.folder)
+        further = "" if newest == bundle.folder else f"--after {newest} goes on from the newest generation; or "
+        raise UsageError(f"{out} exists", hint=f"{further}choose another --out")
     check_writable(out.absolute().parent)
 
 
-def _corrected(
+def _begun(
     bundle: Bundle, reference: Reference, candidates: list[Candidate]
 ) -> tuple[dict[int, Candidate], list[Candidate]]:
     """Return the clusters that exist by corrections alone, by id, if they have two images, and the other candidates.
@@ -111,47 +114,56 @@ def _corrected(
     for candidate in candidates:
         if candidate.name in numbers:
             files[numbers[candidate.name]] += candidate.images
-    corrected = {
+    begun = {
         number: Candidate(images=files[number], name=name)
         for number, name in sorted(about.new_names.items())
         if len(files[number]) > 1
     }
-    return corrected, [candidate for candidate in candidates if candidate.name not in numbers]
+    return begun, [candidate for candidate in candidates if candidate.name not in numbers]
 
 
 def _after_growth(
-    about: BundleManifest, grown: list[int], new: BundleManifest, *, roots: tuple[Path, Path]
+    about: BundleManifest, grown: list[int], after: BundleManifest, new: list[_NewCluster], *, roots: tuple[Path, Path]
 ) -> dict[str, Any]:
     """Return the corrections of the next generation: clusters in `grown` are real now, others come after all clusters.
 
-    `roots` are the folders that paths of the old and the new reference are relative to.
+    An image that was in none may be in a new cluster. `roots` are the folders that paths of the old and the new
+    reference are relative to.
     """
     waiting = [number for number in sorted(about.new_names) if number not in grown]
-    places = {number: len(about.cluster_names) + place for place, number in enumerate(grown)}
-    places |= {number: len(new.cluster_names) + place for place, number in enumerate(waiting)}
-    files = {path: roots[0] / path for path in about.images}
-    paths = {
-        path: str(file.relative_to(roots[1]) if file.is_relative_to(roots[1]) else file) for path, file in files.items()
-    }
-    return {
-        "images": {paths[path]: to if to == WRONG else places.get(to, to) for path, to in about.images.items()},
-        "new_names": {places[number]: about.new_names[number] for number in waiting},
-    }
+    places: dict[Correction, int] = {number: place for place, number in enumerate(waiting, len(after.cluster_names))}
+    homes = {path: number for number, each in enumerate(new, len(about.cluster_names)) for path in each.paths}
+    images = dict[str, Correction]()
+    for path, to in about.images.items():
+        file = roots[0] / path
+        name = str(file.relative_to(roots[1]) if file.is_relative_to(roots[1]) else file)
+        images[name] = homes.get(os.path.normpath(file.absolute()), places.get(to, to))
+    return {"images": images, "new_names": {places[number]: about.new_names[number] for number in waiting}}
 
 
-def _new_clusters(bundle: Bundle, candidates: list[Candidate], progress: Progress) -> list[_NewCluster]:
+def _new_clusters(
+    bundle: Bundle, reference: Reference, candidates: list[Candidate], progress: Progress
+) -> list[_NewCluster]:
+    """Return the clusters of candidates; images that the reference has need not be there any more."""
     if not candidates:
         raise DataError(
             "no new category was found: there is nothing to append",
             hint=f"ncd-serve discover NEW --bundle {bundle.folder} shows what the images are like",
         )
+    vectors = dict(zip(map(str, reference.every_file()), reference.every_embedding(), strict=True))
     new = []
     for candidate in candidates:
-        found = embedded([Path(path) for path in candidate.images], bundle, progress=progress)
-        if found.unreadable:
-            path, reason = found.unreadable[0]
-            raise DataError(f"{path}: {reason}", hint="restore the image, or remove it from the candidates")
-        new.append(_NewCluster(candidate.name, found.paths, found.embeddings))
+        paths = [os.path.normpath(Path(path).absolute()) for path in candidate.images]
+        fresh = [Path(path) for path in paths if path not in vectors]
+        if fresh:
+            found = embedded(fresh, bundle, progress=progress)
+            if found.unreadable:
+                path, reason = found.unreadable[0]
+                raise DataError(
+                    f"{path}: {reason}", hint="restore the image, or remove it from the candidates or corrections"
+                )
+            vectors |= zip(found.paths, found.embeddings, strict=True)
+        new.append(_NewCluster(candidate.name, paths, np.stack([vectors[path] for path in paths])))
     return new
 
 
@@ -228,19 +240,18 @@ def _verify(bundle: Bundle, model: Path, batch: Batch) -> None:
         )
 
 
-def _changes(reference: Reference, grown: Mixture, batch: Batch, *, added: int) -> list[Change]:
+def _changes(reference: Reference, grown: Mixture, batch: Batch, new: list[_NewCluster]) -> list[Change]:
     """Return the change of every cluster, by id: images that it had, was given, and lost to new clusters."""
-    clusters = reference.clusters + added
+    clusters = reference.clusters + len(new)
     given = _likeliest(grown, grown.project(batch.embeddings))
     now = _likeliest(grown, grown.project(reference.embeddings))
-    left = now >= reference.clusters
+    left, aside = now >= reference.clusters, {*map(str, reference.every_file()[len(reference.paths) :])}
     changes = []
     for number in range(clusters):
         gain = int((given == number).sum())
         if number >= reference.clusters:
-            changes.append(
-                Change(cluster_id=number, kind="new", images=0, added=gain, moved=int((now == number).sum()))
-            )
+            came = int((now == number).sum()) + len(aside.intersection(new[number - reference.clusters].paths))
+            changes.append(Change(cluster_id=number, kind="new", images=0, added=gain, moved=came))
             continue
         lost = int((left & (reference.cluster_ids == number)).sum())
         sampled = max(int((reference.cluster_ids == number).sum()), 1)

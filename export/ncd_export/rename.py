@@ -78,25 +78,29 @@ def keep_names(old: Path, fresh: Bundle) -> bool:
 
 
 def carry_names(fresh: Bundle, carried: Carried | None) -> bool:
-    """Apply the names of the generation before to clusters that kept their ids; return False if there are none."""
+    """Apply the names of the generation before to clusters that kept their ids; return False if there are none.
+
+    Where a person gave images to a named cluster that is gone, they wait under its name for a cluster of their own.
+    """
     if carried is None:
         return False
-    there = {
-        change.cluster_id
-        for change in carried.changes
-        if change.kind in ("kept", "grown") or (change.kind == "new" and change.added + change.moved)
-    }
+    there = {change.cluster_id for change in carried.changes if change.kind in ("kept", "grown", "new")}
     there |= set(range(carried.first))
+    entries, said = carried.names.clusters, set(carried.names.images.values())
+    gone = [number for number, entry in sorted(entries.items()) if entry.name and number in said - there]
+    places: dict[Correction | None, int] = {
+        number: place for place, number in enumerate(gone, len(fresh.manifest.cluster_names))
+    }
     given = {
-        number: entry
-        for number, entry in carried.names.clusters.items()
-        if number in there and (entry.merge_into is None or entry.merge_into in there)
+        places.get(number, number): entry
+        for number, entry in entries.items()
+        if number in places or (number in there and (entry.merge_into is None or entry.merge_into in there))
     }
     root = fresh.reference().root
-    images: dict[str, Correction | None] = {
-        str(Path(path).relative_to(root) if Path(path).is_relative_to(root) else path): to
+    images = {
+        str(Path(path).relative_to(root) if Path(path).is_relative_to(root) else path): places.get(to, to)
         for path, to in carried.names.images.items()
-        if to == WRONG or to in there
+        if to == WRONG or to in there or to in places
     }
     naming = apply_names(fresh.manifest, Names(clusters=given, images=images))
     if named := naming != Naming.of(fresh.manifest):

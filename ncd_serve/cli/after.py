@@ -10,7 +10,7 @@ from rich.markup import escape
 from rich.table import Column, Table
 
 from ncd_serve.cli.console import answer, out, progress, show_next
-from ncd_serve.cli.options import Accelerator, use_device
+from ncd_serve.cli.options import Accelerator, note_newer_generation, use_device
 from ncd_serve.errors import UsageError, needs_extra
 from ncd_serve.places import bundle_of
 
@@ -42,6 +42,7 @@ def train_after(options: Mapping[str, object]) -> None:
     if after is None or add is None:
         raise UsageError("--after and --add belong together", hint="ncd-serve train --after BUNDLE --add NEW")
     after = bundle_of(after)
+    note_newer_generation(after)
     if options["retrain"]:
         use_device(Accelerator(options["device"]))
         _retrain(after, add, accept, target, promote=bool(options["promote"]))
@@ -93,7 +94,7 @@ def show_changes(changes: Sequence[Change], names: Mapping[int, str]) -> None:
         Column("cluster", justify="right"),
         "name",
         "what",
-        Column("images", justify="right"),
+        Column("images before", justify="right"),
         Column("of the batch", justify="right"),
         Column("moved", justify="right"),
         *([Column("overlap", justify="right")] if trained else []),

@@ -12,6 +12,7 @@ from rich.markup import escape
 from rich.table import Column, Table
 
 from ncd_serve.cli.console import answer, out, progress, show_next
+from ncd_serve.cli.options import note_newer_generation
 from ncd_serve.errors import UsageError
 from ncd_serve.places import bundle_of, shortened
 
@@ -42,6 +43,7 @@ def discover(
     if target and target.exists():
         raise UsageError(f"{target} exists", hint="choose another --out")
     target, bundle = target or _free_file(), bundle_of(bundle)
+    note_newer_generation(bundle)
     found = find(images, bundle, min_strength=min_strength, progress=progress)
     content = found.candidates.model_dump(mode="json")
     if found.candidates.candidates:
@@ -52,11 +54,8 @@ def discover(
         return
     unreadable = f", {found.unreadable} more cannot be read" if found.unreadable else ""
     candidates = found.candidates.candidates
-    what = f"candidates for new categories: [bold]{len(candidates)}[/bold]" if candidates else "no new category"
-    out.print(
-        f"{found.images} images{unreadable}: {what}; {found.outside} images are probably in none of the clusters",
-        highlight=False,
-    )
+    what = f"candidates for new categories: {len(candidates)}; of the others, " if candidates else "no new category; "
+    answer(f"{found.images} images{unreadable}: {what}{found.outside} are probably in none of the clusters")
     if found.known:
         shown = list(found.known.items())[:_MAX_KNOWN_PRINTED]
         text = ", ".join(f"{name} {count}" for name, count in shown)
@@ -101,28 +100,21 @@ def history(
     """
     from ncd_serve.discovery.history import generations
 
-    found = generations(bundle_of(bundle))
+    bundle = bundle_of(bundle)
+    found = generations(bundle)
+    note_newer_generation(bundle)
     if as_json:
         out.print_json(json.dumps([each._asdict() for each in found]))
         return
-    table = Table(
-        Column("generation", justify="right"),
-        "created",
-        Column("images", justify="right"),
-        Column("clusters", justify="right"),
-        "changes",
-        Column("ACC", no_wrap=True),
-        "verdict",
-        Column("bundle", overflow="fold"),
-    )
     for each in found:
-        scores = "\n".join(f"{split} {acc:.3f}" for split, acc in each.scores.items()) or "-"
-        images = "-" if each.images is None else str(each.images)
-        folder = str(shortened(Path(each.folder))) if each.folder else "gone"
-        words = (each.changes, scores, each.verdict or "-", folder)
-        created = each.created[:16].replace("T", " ")
-        table.add_row(str(each.generation), created, images, str(each.clusters), *map(escape, words))
-    out.print(table)
+        folder = shortened(Path(each.folder)) if each.folder else "gone"
+        answer(f"generation {each.generation}, {each.created[:16].replace('T', ' ')}, bundle: {folder}")
+        images = "" if each.images is None else f"{each.images} images, "
+        answer(f"  {images}{each.clusters} clusters: {each.changes}")
+        if each.scores:
+            answer(f"  ACC {', '.join(f'{acc:.3f} on {split}' for split, acc in each.scores.items())}")
+        if each.verdict:
+            answer(f"  without labels: {each.verdict}")
     if there := [Path(each.folder) for each in found if each.folder]:
-        answer("every bundle that is there can be served, the newest one by:")
+        answer("every bundle that is there can be served, the last one by:")
         show_next("export", shortened(there[-1]))

@@ -136,8 +136,8 @@ def export(
 
 @command(app)
 def carry(
-    old: Annotated[Path, typer.Argument(help="Bundle that has the names.")],
-    new: Annotated[Path, typer.Argument(help="Bundle of another model, trained later.")],
+    old: Annotated[Path, typer.Argument(help="Bundle that has the names, or its run.")],
+    new: Annotated[Path, typer.Argument(help="Bundle of another model, trained later, or its run.")],
     images: Annotated[
         Path | None, typer.Option(help="Ask both about these images; default: compare the images of training.")
     ] = None,
@@ -153,6 +153,7 @@ def carry(
 
     if target.exists():
         raise UsageError(f"{target} exists", hint="choose another --out")
+    old, new = bundle_of(old), bundle_of(new)
     names, matches = carry_names(old, new, images=images, progress=progress)
     table = Table(
         "name",
@@ -163,11 +164,16 @@ def carry(
     )
     for match in sorted(matches, key=lambda match: -match.overlap):
         verdict = "carried" if match.carried else "[yellow]look at it[/yellow]"
-        table.add_row(escape(match.name), str(match.old), str(match.new), f"{match.overlap:.2f}", verdict)
+        where = ", ".join(map(str, match.new))
+        table.add_row(escape(match.name), str(match.old), where, f"{match.overlap:.2f}", verdict)
     out.print(table)
+    carried = f"{sum(match.carried for match in matches)} of {len(matches)} names are carried over"
+    if not names.clusters and not names.images:
+        answer(carried)
+        show_next("gallery", new)
+        return
     write_json(target, names.as_json())
-    carried = sum(match.carried for match in matches)
-    answer(f"{carried} of {len(matches)} names are carried over: {target}")
+    answer(f"{carried}: {target}")
     show_next("name", "apply", target)
 
 

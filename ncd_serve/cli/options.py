@@ -12,7 +12,7 @@ import typer
 from ncd_serve.cli.console import say
 from ncd_serve.contract import TOKEN_VARIABLE
 from ncd_serve.errors import UsageError, needs_extra
-from ncd_serve.places import bundle_of, newest_bundle, newest_generation, newest_run
+from ncd_serve.places import bundle_of, newest_bundle, newest_descendant, newest_run
 
 
 class RowFormat(str, Enum):
@@ -137,7 +137,7 @@ def bundle_or_newest(source: Path | None) -> Path:
 
 
 def note_newer_generation(source: Path) -> None:
-    """Say so if a bundle, or that of a run, has a newer generation beside it."""
+    """Say so if there is a newer generation than a bundle, or that of a run."""
     bundle = source / "bundle" if (source / "bundle").is_dir() else source
-    if (newest := newest_generation(bundle)) != bundle:
+    if (newest := newest_descendant(bundle)) != bundle:
         say(f"note: there is a newer generation, {newest}", style="yellow")

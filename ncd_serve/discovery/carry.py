@@ -8,9 +8,10 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import numpy as np
 
 from ncd_serve.bundle import Bundle
+from ncd_serve.discovery.corrections import corrected, corrections_of
 from ncd_serve.errors import DataError, UsageError
 from ncd_serve.inputs.images import find_images
-from ncd_serve.naming import WRONG, ClusterEntry, Correction, Names, cluster_states, known_clusters
+from ncd_serve.naming import WRONG, ClusterEntry, ClusterState, Correction, Names, cluster_states, known_clusters
 from ncd_serve.progress import SILENT, Progress
 from ncd_serve.rows.assignment import assign_images
 from ncd_serve.runners import OnnxRunner
@@ -25,11 +26,14 @@ _MIN_IMAGES = 20
 
 
 class Match(NamedTuple):
-    """Cluster of the old model, with the cluster of the new one that shares most images with it."""
+    """Cluster of the old model, with the cluster of the new one that shares most images with it.
+
+    What a person merged may be several clusters in the new model, too: those that most of their images are from it.
+    """
 
     old: int
     name: str
-    new: int
+    new: list[int]  # the one with most of its images first
     overlap: float  # images that both have, of those that either has (intersection over union)
     images: int  # of the old cluster, among the shared ones
 
@@ -49,20 +53,19 @@ def carry_names(
     before, after = Bundle.read(old), Bundle.read(new)
     if before.manifest.checkpoint == after.manifest.checkpoint:
         raise UsageError("both bundles are of the same model, whose ids stay", hint="ncd-serve name export, name apply")
-    pairs = _asked(before, after, Path(images), progress) if images else _shared(before, after)
-    overlaps = overlap(*pairs, before=len(before.manifest.cluster_names), after=len(after.manifest.cluster_names))
-    states = [state for state in cluster_states(before.manifest) if state.state in ("named", "merged", "junk")]
-    matches = [
-        Match(
-            state.cluster_id,
-            state.cluster_name,
-            int(overlaps[state.cluster_id].argmax()),
-            float(overlaps[state.cluster_id].max()),
-            int((pairs[0] == state.cluster_id).sum()),
-        )
-        for state in states
+    merged = set(before.manifest.merged.values())
+    states = [
+        state
+        for state in cluster_states(before.manifest)
+        if state.state in ("named", "junk") or (state.state == "unnamed" and state.cluster_id in merged)
     ]
-    return _names(before, after, {match.old: match.new for match in matches if match.carried}), matches
+    if not states and not before.manifest.images:
+        raise DataError(
+            f"{before.folder} has no names", hint="the bundle that has them comes first: ncd-serve name carry OLD NEW"
+        )
+    pairs = _asked(before, after, Path(images), progress) if images else _shared(before, after)
+    matches = [_match(state, *pairs, after, several=state.cluster_id in merged) for state in states]
+    return _names(before, after, [match for match in matches if match.carried]), matches
 
 
 def overlap(old: Ids, new: Ids, *, before: int, after: int) -> NDArray[np.float64]:
@@ -73,21 +76,30 @@ def overlap(old: Ids, new: Ids, *, before: int, after: int) -> NDArray[np.float6
     return both / np.maximum(union, 1)
 
 
-def _names(before: Bundle, after: Bundle, partner: dict[int, int]) -> Names:
-    fixed, clusters = known_clusters(after.manifest), {}
-    for state in cluster_states(before.manifest):
-        number = partner.get(state.cluster_id, -1)
-        if number < fixed:  # no partner, or a known class, which keeps its name
-            continue
-        if state.state == "junk":
-            clusters[number] = ClusterEntry(junk=True)
-        elif state.state == "named":
-            clusters[number] = ClusterEntry(name=state.cluster_name)
-        elif (target := partner.get(state.merged_into or 0)) is not None and target != number:
-            clusters[number] = ClusterEntry(merge_into=target)
+def _match(state: ClusterState, old: Ids, new: Ids, after: Bundle, *, several: bool) -> Match:
+    """Return the match of a cluster, from ids of the same images; known classes of the new model keep their names."""
+    mine, number, known = old == state.cluster_id, len(after.manifest.cluster_names), known_clusters(after.manifest)
+    overlaps = overlap(mine.astype(int), new, before=2, after=number)[1]
+    best = [known + int(overlaps[known:].argmax())]
+    shared, sizes = np.bincount(new[mine], minlength=number), np.bincount(new, minlength=number)
+    if several and (parts := known + np.flatnonzero(2 * shared[known:] > sizes[known:])).size:
+        best = parts[np.argsort(-shared[parts], kind="stable")].tolist()
+    share = overlap(mine.astype(int), np.isin(new, best).astype(int), before=2, after=2)[1, 1]
+    return Match(state.cluster_id, state.cluster_name, best, float(share), int(mine.sum()))
+
+
+def _names(before: Bundle, after: Bundle, matches: list[Match]) -> Names:
+    clusters, said = dict[int, ClusterEntry](), Names.of(before).clusters
+    for match in matches:
+        first, *rest = match.new
+        clusters |= dict.fromkeys(rest, ClusterEntry(merge_into=first))
+        if said[match.old] != ClusterEntry():  # which would take a name away
+            clusters[first] = said[match.old]
     # Clusters that exist by corrections alone come after those of the new model.
     fresh = {old: len(after.manifest.cluster_names) + place for place, old in enumerate(before.manifest.new_names)}
     clusters |= {fresh[old]: ClusterEntry(name=name) for old, name in before.manifest.new_names.items()}
+    partner = {match.old: match.new[0] for match in matches}
+    partner |= {old: partner[to] for old, to in before.manifest.merged.items() if to in partner}
     images = _carried_corrections(before, after, partner | fresh)
     checkpoint = after.manifest.checkpoint or None
     return Names(checkpoint=checkpoint, bundle=after.folder.absolute(), clusters=clusters, images=images)
@@ -107,11 +119,8 @@ def _carried_corrections(before: Bundle, after: Bundle, partner: dict[int, int])
 
 
 def _shared(before: Bundle, after: Bundle) -> tuple[Ids, Ids]:
-    """Return the clusters that both models found for the images that both were trained on."""
-    one, other = (
-        dict(zip(map(str, reference.files()), reference.cluster_ids.tolist(), strict=True))
-        for reference in (before.reference(), after.reference())
-    )
+    """Return the clusters that both models have for the images that both were trained on."""
+    one, other = _clusters(before), _clusters(after)
     paths = [path for path in one if path in other]
     if len(paths) < _MIN_IMAGES:
         raise DataError(
@@ -119,6 +128,16 @@ def _shared(before: Bundle, after: Bundle) -> tuple[Ids, Ids]:
             hint="--images DIR asks both about the images of a folder",
         )
     return np.array([one[path] for path in paths]), np.array([other[path] for path in paths])
+
+
+def _clusters(bundle: Bundle) -> dict[str, int]:
+    """Return the cluster of each image of training, after merges and corrections."""
+    reference, merged = bundle.reference(), bundle.manifest.merged
+    reference = corrected(reference, corrections_of(bundle, reference))
+    return {
+        str(file): merged.get(number, number)
+        for file, number in zip(reference.files(), reference.cluster_ids.tolist(), strict=True)
+    }
 
 
 def _asked(before: Bundle, after: Bundle, images: Path, progress: Progress) -> tuple[Ids, Ids]:

@@ -32,9 +32,8 @@ def corrections_of(bundle: Bundle, reference: Reference) -> dict[str, Correction
         file = os.path.normpath(reference.root.absolute() / path)
         if said.setdefault(file, to) != to:
             raise _contradiction([file], said[file], to)
-    files, vectors = _files(reference), (*reference.embeddings, *reference.aside_embeddings)
     first: dict[bytes, str] = {}
-    for file, vector in zip(files, vectors, strict=True):
+    for file, vector in zip(_files(reference), reference.every_embedding(), strict=True):
         other = first.setdefault(vector.tobytes(), file) if file in said else file
         if said.get(other) != said.get(file):
             raise _contradiction([other, file], said[other], said[file])
@@ -86,7 +85,7 @@ def _relabelled(reference: Reference, before: Ids, now: Ids) -> Reference:
     _, classes = reference.places()
     sizes = np.bincount(classes, minlength=len(mixture.means))
     moved = np.flatnonzero(before != now)
-    places = mixture.project(_all(reference, "embeddings")[moved])
+    places = mixture.project(reference.every_embedding()[moved])
     sides = [np.where(ids == NOWHERE, NOWHERE, first + ids)[moved] for ids in (before, now)]
     return reference.with_mixture(relabel(mixture, places, *sides, sizes=sizes))
 

@@ -24,7 +24,7 @@ from ncd_serve.rows.tables import FORMATS, read_rows
 from ncd_serve.text import first_problem
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Iterable, Sequence
 
     from numpy.typing import NDArray
 
@@ -116,8 +116,9 @@ class Discovery:
     images: int
     unreadable: int
     candidates: Candidates
-    outside: int  # images that are probably in none of the clusters
-    known: dict[str, int]  # images that are likeliest of a known class, the most frequent first
+    # Of the images of no candidate:
+    outside: int  # those that are probably in none of the clusters
+    known: dict[str, int]  # those that are likeliest of a known class, the most frequent first
 
 
 def discover(
@@ -152,15 +153,18 @@ def discover(
         images=len(batch.paths),
         unreadable=len(batch.unreadable),
         candidates=Candidates(checkpoint=about.checkpoint, generation=about.generation, candidates=proposed),
-        outside=int((mixture.outside(batch.embeddings) > _OUTSIDE).sum()),
+        outside=int((mixture.outside_at(np.delete(places, [*grouped], axis=0)) > _OUTSIDE).sum()),
         known=dict(known.most_common()),
     )
 
 
-def mixture_of(bundle: Bundle) -> tuple[Reference, Mixture]:
-    """Return reference and mixture of a bundle after corrections; DataError if an older version made it."""
+def mixture_of(bundle: Bundle, *, without: Iterable[str] = ()) -> tuple[Reference, Mixture]:
+    """Return reference and mixture of a bundle after corrections; DataError if an older version made it.
+
+    Images `without`, by absolute path, are set aside.
+    """
     reference = bundle.reference()
-    reference = corrected(reference, corrections_of(bundle, reference))
+    reference = corrected(reference, corrections_of(bundle, reference) | dict.fromkeys(without, WRONG))
     mixture = reference.mixture()
     if mixture is None:
         raise DataError(f"{bundle.folder} was exported by an older version", hint="ncd-serve export RUN once more")
@@ -206,7 +210,7 @@ def embedded(files: Sequence[Path], bundle: Bundle, *, progress: Progress = SILE
         if isinstance(answer, str):
             bad.append((str(file), answer))
         else:
-            paths.append(str(file.absolute()))
+            paths.append(os.path.normpath(file.absolute()))
             vectors.append(answer)
     if not paths:
         raise DataError(

@@ -134,6 +134,8 @@ def test_history_and_carried_names(place: Path, ncd: Any) -> None:
     assert listed[1]["changes"] == "1 grown; 2 kept; 1 new (owl)" and Path(listed[0]["folder"]) == place / "bundle"
     assert last_command(ncd("history", "bundle-2", cwd=place)) == ["export", "bundle-2"]
     save(place / "newer", NEW + 1, 30)
+    late = ncd("train", "--after", "bundle", "--add", "newer", cwd=place)
+    assert_kind(late, 2, "note: there is a newer generation, bundle-2", "hint: --after bundle-2 goes on from")
     again = last_command(ncd("discover", "newer", "--bundle", "bundle-2", cwd=place))
     assert again[-1] == "candidates-2.json", "those of the first batch stay"
     make_bundle(place / "other" / "bundle")

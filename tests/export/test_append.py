@@ -155,6 +155,34 @@ def test_a_candidate_joins_the_category_that_a_person_began(place: Path) -> None
     assert second.reference().counts.tolist() == [EACH] * CLUSTERS + [26]
 
 
+def test_a_category_of_old_images_that_are_gone(place: Path) -> None:
+    """What the bundle's reference has of them is enough."""
+    own = make_bundle(place / "own" / "bundle")
+    paths = Bundle.read(own).reference().paths[:12]
+    names = Names.model_validate({"clusters": {CLUSTERS: {"name": "owl"}}, "images": dict.fromkeys(paths, CLUSTERS)})
+    rename_bundle(own, names, repository=place / "models", name="m")
+    shutil.rmtree(place / "own" / "pile")
+    second = append_generation(own, place / "new", out=place / "second", progress=SILENT)
+    assert second.manifest.cluster_names[CLUSTERS:] == ["owl", "cluster-4"]
+    assert second.reference().counts.tolist() == [EACH - 12, EACH, EACH, 12, 25]
+    assert [change.moved for change in second.manifest.changes[CLUSTERS:]] == [12, 0]
+
+
+def test_old_images_of_a_candidate_are_in_the_new_cluster_alone(place: Path) -> None:
+    """A folder that grows has images of training, too; one of them a person had called wrong before."""
+    bundle = Bundle.read(place / "bundle")
+    wrong, old = bundle.reference().every_file()[-2:]
+    said = Names.model_validate({"clusters": {}, "images": {wrong.name: "wrong"}})
+    rename_bundle(bundle.folder, said, repository=place / "models", name="m")
+    found = discover(place / "new", place / "bundle").candidates
+    entry = found.candidates[0].model_copy(update={"images": [*found.candidates[0].images, str(wrong), str(old)]})
+    (place / "candidates.json").write_text(found.model_copy(update={"candidates": [entry]}).model_dump_json())
+    second = append(place, accept=place / "candidates.json")
+    now = mixture_of(second)[0]
+    assert now.counts.tolist() == [EACH, EACH, EACH - 2, 27] and now.aside_paths == []
+    assert len(set(now.paths)) == len(now.paths) and [*second.manifest.images.values()] == [CLUSTERS]
+
+
 def test_corrections_are_labels_of_the_next_generation(place: Path) -> None:
     """Images of cluster 2 that a person gave to cluster 0 or to none no longer speak for cluster 2."""
     paths = Bundle.read(place / "bundle").reference().paths

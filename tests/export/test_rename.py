@@ -8,11 +8,12 @@ from pathlib import Path
 
 import onnx
 import pytest
-from ncd_export.rename import keep_names, rename_bundle
+from ncd_export.rename import carry_names, keep_names, rename_bundle
 from ncd_export.repository import add_to_repository, hardware_of
 from ncd_export.triton_config import Hardware
+from ncd_training.data.carried import Carried
 
-from ncd_serve.bundle import Bundle
+from ncd_serve.bundle import Ancestor, Bundle, Change
 from ncd_serve.errors import DataError
 from ncd_serve.naming import Names
 from tests.export.folders import unchanged
@@ -117,3 +118,35 @@ def test_failures_leave_bundle_and_repository_as_they_were(place: Path) -> None:
         (place / "models" / folder / "config.pbtxt").write_text('backend: "python"')
         with unchanged(place), pytest.raises(DataError, match=f"{folder} was not made by ncd-serve"):
             rename(place, {0: {"name": "gull"}})
+
+
+def test_images_that_a_person_gave_to_a_cluster_that_is_gone(place: Path) -> None:
+    """They wait under its name, for a cluster with an id that was never used."""
+    fresh = Bundle.read(place / "bundle")
+    one, other, moved = fresh.reference().every_file()[:3]
+    parent = Ancestor(generation=1, bundle_id="b", digest="", folder="b", created="now", clusters=4)
+    kinds = {0: "kept", 3: "split", 4: "merged"}
+    facts = {"images": 2, "added": 0, "moved": 0}
+    carried = Carried(
+        bundle=place,
+        ancestors=[parent],
+        clusters=4,
+        first=0,
+        ids=[0, 3, 4],
+        names=Names.model_validate(
+            {
+                "clusters": {0: {"name": "auk"}, 3: {"name": "tern"}, 4: {"name": "owl"}},
+                "images": {str(one): 4, str(other): 4, str(moved): 0},
+            }
+        ),
+        columns=[],
+        said=[],
+        wrong=[],
+        added=[],
+        changes=[Change(cluster_id=number, kind=kind, **facts) for number, kind in kinds.items()],
+    )
+    assert carry_names(fresh, carried)
+    about, root = Bundle.read(fresh.folder).manifest, fresh.reference().root
+    assert about.cluster_names == ["auk", *(f"cluster-{number}" for number in range(1, 5))]
+    assert about.new_names == {5: "owl"}
+    assert about.images == {str(file.relative_to(root)): to for file, to in ((one, 5), (other, 5), (moved, 0))}

@@ -11,6 +11,7 @@ from pathlib import Path
 
 import pytest
 
+from ncd_serve.bundle import Ancestor
 from ncd_serve.errors import DataError
 from ncd_serve.places import (
     ExportPlace,
@@ -18,6 +19,7 @@ from ncd_serve.places import (
     bundle_of_checkpoint,
     exported_to,
     newest_bundle,
+    newest_descendant,
     newest_run,
     remember_export,
 )
@@ -69,6 +71,20 @@ def test_a_run_stands_for_its_bundle(here: Path) -> None:
     other.write_text(other.read_text().replace(CHECKPOINT, "another"))
     assert bundle_of(old) == third and bundle_of(bundle) == bundle, "of the same training, the newest generation"
     assert newest_bundle() == Path("old/bundle-3") == bundle_of_checkpoint(CHECKPOINT)
+
+
+def test_a_run_that_was_trained_after_another_has_its_newest_generation(here: Path) -> None:
+    names = ["a", "b", "c", "d"]
+    old, after, apart = (add_run(here / name, "2026-01-01T00:00:00+00:00") for name in ("old", "old-3", "old-4"))
+    make_bundle(old, old / "bundle", cluster_names=names)
+    second = make_bundle(old, old / "bundle-2", cluster_names=names, generation=2)
+    make_bundle(apart, apart / "bundle", cluster_names=names, generation=9)
+    assert newest_descendant(second) == newest_descendant(old / "bundle") == second
+    parent = Ancestor(generation=2, bundle_id="0", checkpoint=CHECKPOINT, digest="", folder="", created="", clusters=4)
+    third = make_bundle(after, after / "bundle", cluster_names=names, generation=3, ancestors=[parent]) / "bundle.json"
+    third.write_text(third.read_text().replace(CHECKPOINT, "another", 1))
+    assert newest_descendant(second) == newest_descendant(old / "bundle") == Path("old-3/bundle")
+    assert newest_descendant(after / "bundle") == after / "bundle"
 
 
 def test_a_bundle_remembers_its_model_and_both_may_be_moved(here: Path) -> None:

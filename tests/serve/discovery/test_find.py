@@ -42,7 +42,7 @@ def test_a_new_class_is_proposed_with_its_images(bundle: Path, tmp_path: Path) -
     assert all(Path(path).name.startswith("20-") for path in candidate.images) and len(candidate.images) == 25
     assert candidate.strength > 0.95 and candidate.purity > 0.9
     assert found.known == {"known-0": 25} and (found.images, found.unreadable) == (100, 0)
-    assert 45 <= found.outside <= 55, "those of the known class are in no cluster either"
+    assert 20 <= found.outside <= 30, "those of the known class are in no cluster either"
 
 
 def test_rows_are_as_good_as_a_folder(bundle: Path, tmp_path: Path) -> None:
@@ -114,7 +114,10 @@ def test_names_go_to_the_clusters_with_the_same_images(bundle: Path, tmp_path: P
         carry_names(bundle, other)
     names, matches = carry_names(bundle, other, images=batch(tmp_path / "both", KNOWN, KNOWN + 1, KNOWN + 2))
     assert {number: entry.name for number, entry in names.clusters.items()} == {0: "auk", 1: "tern"}
-    assert [(match.old, match.new, match.overlap, match.images) for match in matches] == [(0, 0, 1, 25), (1, 1, 1, 25)]
+    assert [(match.old, match.new, match.overlap, match.images) for match in matches] == [
+        (0, [0], 1, 25),
+        (1, [1], 1, 25),
+    ]
     assert names.checkpoint == "f" * 12 and names.bundle == other
 
 

@@ -64,6 +64,16 @@ def test_below_half_an_id_is_not_used_again() -> None:
     assert (split.kind, split.like, split.overlap) == ("split", 5, 2 / 6)
 
 
+def test_a_category_that_did_not_become_a_cluster() -> None:
+    """Most images of the candidate 4 are in cluster 0; its column has images of 1, which is in two columns."""
+    before = carried([0] * 6 + [1] * 4 + [2] * 2 + [3] * 3)
+    now = np.array([0] * 6 + [1, 1, 3, 3] + [2] * 2 + [0, 0, 1])
+    matching = match_clusters(before, now)
+    found = {change.cluster_id: change for change in changes_of(before, now, matching)}
+    assert (found[4].kind, found[4].images, found[4].moved, found[4].like) == ("merged", 3, 3, 0)
+    assert found[4].overlap == 2 / 9
+
+
 def test_known_classes_stay_where_they_are() -> None:
     before = carried([2] * 4 + [3] * 4 + [0], first=2, ids=[2, 3], clusters=4)
     matching = match_clusters(before, np.array([3] * 4 + [2] * 4 + [1]))

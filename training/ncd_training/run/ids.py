@@ -83,7 +83,10 @@ def match_clusters(carried: Carried, now: Ids) -> Matching:
 
 
 def changes_of(carried: Carried, now: Ids, matching: Matching) -> list[Change]:
-    """Return what became of every id, those of known classes left out."""
+    """Return what became of every id, those of known classes left out.
+
+    A category that was to become a cluster, and did not, was split or merged as others are.
+    """
     first, before, added = carried.first, np.array(carried.columns), np.array(carried.added)
     columns = {number: column for column, number in enumerate(carried.ids)}
     present = {number: column for column, number in enumerate(matching.ids) if number != NONE}
@@ -92,11 +95,12 @@ def changes_of(carried: Carried, now: Ids, matching: Matching) -> list[Change]:
         old, column = columns.get(number), present.get(number)
         mine = now == first + column if column is not None else np.zeros(len(now), bool)
         gain = int((mine & added).sum())
-        was = before == first + old if old is not None and number < carried.clusters else np.zeros(len(now), bool)
+        fresh = number >= carried.clusters and column is not None
+        was = before == first + old if old is not None and not fresh else np.zeros(len(now), bool)
         facts: dict[str, Any] = {"cluster_id": number, "images": int(was.sum()), "added": gain}
-        if number >= carried.clusters:
+        if fresh:
             came = int((mine & ~added & (before != NONE)).sum())
-            best = float(matching.overlaps[:, column].max()) if column is not None else 0.0
+            best = float(matching.overlaps[:, column].max())
             changes.append(Change(kind="new", moved=came, overlap=best, **facts))
         elif old is None:  # it had no image before
             changes.append(Change(kind="kept", moved=0, **facts))
