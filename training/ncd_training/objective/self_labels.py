@@ -39,7 +39,6 @@ if TYPE_CHECKING:
 _MAX_LABELLED_IMAGES = 20_000  # enough for the variation within classes
 _HEAD_SCALE = 10.0  # logits of a new head are about 10 times a cosine
 _REFINING_ROUNDS = 5
-_JOINING_ROUNDS = 3
 _STRONGER = 4.0  # shrinkage of the second geometry, relative to the first: unlike clusterings agree on what is real
 
 
@@ -256,10 +255,8 @@ class Geometries:
 
 def _nearest(directions: Tensor, ids: Tensor, anchors: Tensor) -> Tensor:
     """Let every unit row join the nearest centre, where labelled rows, summed in `anchors`, count for their class."""
-    for _ in range(_JOINING_ROUNDS):
-        sums = anchors.clone().index_add_(0, ids, directions)
-        ids = (directions @ F.normalize(sums, dim=1).T).argmax(dim=1)
-    return ids
+    sums = anchors.clone().index_add_(0, ids, directions)
+    return (directions @ F.normalize(sums, dim=1).T).argmax(dim=1)
 
 
 def _sharpened(
