@@ -76,6 +76,18 @@ def test_labels_are_taken_along(place: Path) -> None:
     assert setup.config.data.novel_classes == len(carried.ids) and setup.manifest.truth is None
 
 
+def test_corrections_alone_are_learned(place: Path) -> None:
+    bundle = place / "run" / "bundle"
+    options: Any = {"accept": None, "promote": False, "progress": SILENT}
+    carried = retrain_setup(bundle, None, **options).carried
+    assert carried is not None
+    assert sum(carried.said) == 2 and sum(number >= 0 for number in carried.wrong) == 1 and not any(carried.added)
+    manifest = Bundle.read(bundle).manifest.model_copy(update={"images": {}, "new_names": {}})
+    (bundle / "bundle.json").write_text(manifest.model_dump_json())
+    with pytest.raises(DataError, match="there is nothing to learn"):
+        retrain_setup(bundle, None, **options)
+
+
 def test_what_is_trained_has_the_ids_and_names_of_before(place: Path) -> None:
     with unchanged(place / "run"):
         run = retrain(
