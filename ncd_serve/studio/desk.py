@@ -21,7 +21,7 @@ from ncd_serve.places import find_runs, newest_generation, started
 from ncd_serve.preprocess import open_image
 from ncd_serve.studio.commands import Training, TrainingForm, changes_since, run_command
 from ncd_serve.studio.project import Project
-from ncd_serve.studio.rounds import again, changes, kept_images, next_round, waiting
+from ncd_serve.studio.rounds import again, changes, kept_images, next_round, next_run, waiting
 from ncd_serve.studio.serving import serving_state, start_serving, stop_serving
 from ncd_serve.text import check_name, printable
 
@@ -120,6 +120,8 @@ class Desk:
         """Remove the images of a category that were kept; they are copies."""
         if category not in kept_images(folder := self.project.new_categories):
             raise DataError(f"no category '{printable(category)}' is kept", hint="load the page again")
+        if (run := next_run(self._bundle())).exists():
+            raise UsageError(f"{run} learns from these images", hint="open it, in the tab Training")
         shutil.rmtree(folder / category)
 
     def waiting(self) -> dict[str, Any]:
@@ -153,7 +155,9 @@ class Desk:
         """Start a training that learns what was said about images, and keeps ids and names."""
         with self._lock:
             self._check_idle()
-            self.training = Training.launch(*again(self._bundle(), self.project.new_categories))
+            if (run := next_run(bundle := self._bundle())).exists():
+                raise UsageError(f"{run} exists", hint="open it, in the tab Training")
+            self.training = Training.launch(run, again(bundle, self.project.new_categories))
 
     def resume(self, run: Path) -> None:
         """Continue an interrupted training."""

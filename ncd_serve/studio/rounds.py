@@ -58,14 +58,18 @@ def next_round(bundle: Bundle, new_categories: Path, *, progress: Progress) -> P
     return folder
 
 
-def again(bundle: Bundle, new_categories: Path) -> tuple[Path, list[str]]:
-    """Return the run that learns the categories and all corrections, and the command that trains it."""
-    run = next_generation(bundle.folder.absolute().parent, bundle.manifest.generation)
+def next_run(bundle: Bundle) -> Path:
+    """Return the run of a training again, whether it has begun or not."""
+    return shortened(next_generation(bundle.folder.absolute().parent, bundle.manifest.generation))
+
+
+def again(bundle: Bundle, new_categories: Path) -> list[str]:
+    """Return the command that trains again on the categories and all corrections."""
     words = ["train", "--after", str(bundle.folder), "--retrain"]
     if kept_images(new_categories):
         words += ["--add", str(new_categories)]
         words += ["--accept", str(_accept(bundle, new_categories, new_categories / _ACCEPTED))]
-    return shortened(run), words
+    return words
 
 
 def _accept(bundle: Bundle, new_categories: Path, target: Path) -> Path:

@@ -42,7 +42,7 @@ async function showPlan() {
 }
 
 // Which images, and how long it will take.
-const planInWords = (lines) => [...lines.filter((line) => line.startsWith("pile: ")), lines.at(-1)].join("; ").replace("pile: ", "");
+const planInWords = (lines) => [...lines.filter((line) => line.includes(" unlabelled images for ")), lines.at(-1)].join("; ");
 
 const startTraining = () => act($("train"), "Starting…", "start", formValues());
 
