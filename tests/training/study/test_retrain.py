@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import shutil
 from pathlib import Path
 from types import SimpleNamespace
@@ -94,6 +95,8 @@ def test_what_is_trained_has_the_ids_and_names_of_before(place: Path) -> None:
             place / "run" / "bundle", place / "new", accept=place / "candidates.json", promote=True, progress=False
         )
     assert run.path.resolve() == place / "run-2"
+    forming = {each["name"] for each in json.loads((run.path / "forming.json").read_bytes())["clusters"]}
+    assert "seven" in forming and forming <= {"auk", "tern", "seven", "cluster-2", "cluster-3", "cluster-4"}
     ids, changes = [change.cluster_id for change in run.changes], {c.cluster_id: c for c in run.changes}
     assert ids == [*range(len(ids))] and len(ids) >= 6 and changes[5].kind == "new"
     gone = [number for number, change in changes.items() if change.kind in ("split", "merged")]
