@@ -39,8 +39,9 @@ def train_after(options: Mapping[str, object]) -> None:
         why = "which takes the settings of the run before" if options["retrain"] else "which trains nothing"
         raise UsageError(f"{option} is not for --after, {why}", hint="drop it")
     after, add, accept, target = (Path(str(options[name])) if options[name] else None for name in _PATHS)
-    if after is None or add is None:
-        raise UsageError("--after and --add belong together", hint="ncd-serve train --after BUNDLE --add NEW")
+    together = UsageError("--after and --add belong together", hint="ncd-serve train --after BUNDLE --add NEW")
+    if after is None or (accept and add is None):
+        raise together
     after = bundle_of(after)
     note_newer_generation(after)
     if options["retrain"]:
@@ -49,6 +50,8 @@ def train_after(options: Mapping[str, object]) -> None:
         return
     if options["promote"]:
         raise UsageError("--promote is for --retrain: an append learns no labels", hint="add --retrain, or drop it")
+    if add is None:
+        raise together
     _append(after, add, accept, target)
 
 
@@ -63,7 +66,7 @@ def _append(after: Path, add: Path, accept: Path | None, target: Path | None) ->
     show_next("export", bundle.folder)
 
 
-def _retrain(after: Path, add: Path, accept: Path | None, target: Path | None, *, promote: bool) -> None:
+def _retrain(after: Path, add: Path | None, accept: Path | None, target: Path | None, *, promote: bool) -> None:
     with needs_extra("train"):
         import ncd_training.api as api
 

@@ -73,7 +73,9 @@ def train(
         Path | None,
         typer.Option(help="Bundle or run to append new categories to; its ids and names stay. Trains nothing."),
     ] = None,
-    add: Annotated[Path | None, typer.Option(help="With --after: new images, a folder or rows.")] = None,
+    add: Annotated[
+        Path | None, typer.Option(help="With --after: new images, a folder or rows; --retrain needs none.")
+    ] = None,
     accept: Annotated[
         Path | None, typer.Option(help="With --after: candidates of `discover`; default: all that it finds.")
     ] = None,

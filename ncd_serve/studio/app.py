@@ -47,8 +47,10 @@ def make_app(desk: Desk, *, token: str, hosts: frozenset[str], cookie: str) -> S
         Route("/api/apply", _answering(_apply, desk), methods=["POST"]),
         Route("/api/split", _answering(_split, desk), methods=["POST"]),
         Route("/api/category", _answering(_category, desk), methods=["POST"]),
+        Route("/api/category", _answering(_forget, desk), methods=["DELETE"]),
         Route("/api/candidates", _answering(_candidates, desk)),
         Route("/api/round", _answering(_round, desk), methods=["GET", "POST"]),
+        Route("/api/runs", _answering(_runs, desk)),
         Route("/api/open", _answering(_open, desk), methods=["POST"]),
         Route("/api/training", _answering(_training, desk)),
         Route("/api/training/{action}", _answering(_train, desk), methods=["POST"]),
@@ -187,6 +189,11 @@ async def _category(request: Request, desk: Desk) -> Response:
     return JSONResponse({"path": await run_in_threadpool(desk.keep_image, content, *names)})
 
 
+async def _forget(request: Request, desk: Desk) -> Response:
+    await run_in_threadpool(desk.forget_category, request.query_params.get("category", ""))
+    return JSONResponse({})
+
+
 async def _candidates(request: Request, desk: Desk) -> Response:
     page = request.query_params.get("page", "")
     return JSONResponse(await run_in_threadpool(desk.project.candidates, page))
@@ -194,6 +201,10 @@ async def _candidates(request: Request, desk: Desk) -> Response:
 
 async def _round(request: Request, desk: Desk) -> Response:
     return JSONResponse(await run_in_threadpool(desk.next_round if request.method == "POST" else desk.waiting))
+
+
+async def _runs(_request: Request, desk: Desk) -> Response:
+    return JSONResponse(await run_in_threadpool(desk.runs))
 
 
 async def _open(request: Request, desk: Desk) -> Response:
@@ -215,6 +226,8 @@ async def _train(request: Request, desk: Desk) -> Response:
         await run_in_threadpool(desk.train, TrainingForm.model_validate_json(content))
     elif action == "resume":
         await run_in_threadpool(desk.resume, _Path.model_validate_json(content).run)
+    elif action == "again":
+        await run_in_threadpool(desk.train_again)
     elif action == "stop":
         await run_in_threadpool(desk.stop_training)
     else:

@@ -9,7 +9,7 @@ import signal
 import subprocess
 import sys
 import time
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -30,6 +30,8 @@ _PLAN_SECONDS = 900.0
 _LINES = 12  # of a log that the page shows
 _INTERRUPTED = 130
 _METRICS = "metrics.jsonl"
+_SETTINGS = "config.toml"  # of a run that has begun
+_CARRIED = "carried.json"  # of one that had a generation before
 _ERROR = re.compile(r"^error: (?P<what>.*)\n(?:hint: (?P<hint>.*)\n?)?", re.MULTILINE)
 
 
@@ -84,6 +86,7 @@ class Training:
     run: Path
     process: subprocess.Popen[bytes] | None = None  # None: it was interrupted before this studio began
     _verdict: list[str] | None = None  # in words, once it is finished
+    _changes: list[dict[str, Any]] = field(default_factory=list)  # then, too, if it had a generation before
 
     @classmethod
     def start(cls, form: TrainingForm) -> Training:
@@ -92,17 +95,18 @@ class Training:
         run = Path("runs") / name
         if run.exists():
             raise UsageError(f"{run} exists", hint="choose another name, or resume it")
-        return cls._launch(run, ["train", *form.arguments(), "--out", str(run)])
+        return cls.launch(run, ["train", *form.arguments(), "--out", str(run)])
 
     @classmethod
     def resume(cls, run: Path) -> Training:
         """Continue an interrupted run."""
-        if not (run / "config.toml").is_file():
+        if not (run / _SETTINGS).is_file():
             raise DataError(f"{run} is not a run directory", hint="start a new run")
-        return cls._launch(run, ["train", "--resume", str(run)])
+        return cls.launch(run, ["train", "--resume", str(run)])
 
     @classmethod
-    def _launch(cls, run: Path, words: Sequence[str]) -> Training:
+    def launch(cls, run: Path, words: Sequence[str]) -> Training:
+        """Run a command that trains into a run directory."""
         run.parent.mkdir(parents=True, exist_ok=True)
         training = cls(run)
         environment = _environment() | {PROGRESS_VARIABLE: str(training._progress.absolute())}
@@ -146,15 +150,17 @@ class Training:
         state, text = self._state(), self._log.read_text(errors="replace") if self._log.is_file() else ""
         error = error_in(text, self.process.returncode) if state == "failed" and self.process else None
         if state == "finished" and self._verdict is None:
-            self._verdict = read_run(self.run).verdict
+            self._verdict, self._changes = read_run(self.run).verdict, changes_since(self.run)
         return {
             "run": str(self.run),
             "state": state,
+            "resumable": state in ("stopped", "failed") and (self.run / _SETTINGS).is_file(),
             "lines": text.strip().splitlines()[-_LINES:],
             "progress": _read_json(self._progress) if state == "running" else None,
             "epochs": _json_lines(self.run / _METRICS),
             "forming": _read_json(self.run / FORMING),
             "verdict": self._verdict or [],
+            "changes": self._changes,
             "error": str(error) if error else None,
             "hint": error.hint if error else None,
         }
@@ -177,6 +183,17 @@ def _command(words: Sequence[str]) -> list[str]:
 def _environment() -> dict[str, str]:
     # From Python 3.11 on, a file of the present folder, as `random.py`, is not taken for a module.
     return {**os.environ, "PYTHONSAFEPATH": "1"}
+
+
+def changes_since(run: Path) -> list[dict[str, Any]]:
+    """Return what became of every cluster of the generation before, if the run had one."""
+    carried = _read_json(run / _CARRIED) or {"changes": [], "names": {"clusters": {}}}
+    names = {number: entry["name"] for number, entry in carried["names"]["clusters"].items()}
+    return [
+        {"name": names.get(str(number)) or f"cluster-{number}", **change}
+        for change in carried["changes"]
+        for number in [change["cluster_id"]]
+    ]
 
 
 def _json_lines(path: Path) -> list[Any]:

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import re
+import shutil
 from contextlib import suppress
 from dataclasses import dataclass, field
+from itertools import chain, count
 from pathlib import Path
 from threading import Lock
 from typing import TYPE_CHECKING, Any
@@ -15,12 +17,13 @@ from ncd_serve.errors import DataError, UsageError
 from ncd_serve.files import atomic_path
 from ncd_serve.gallery.thumbnails import COLUMNS, draw_sheet
 from ncd_serve.inputs.images import is_image
+from ncd_serve.places import find_runs, newest_generation, started
 from ncd_serve.preprocess import open_image
-from ncd_serve.studio.commands import Training, TrainingForm, run_command
+from ncd_serve.studio.commands import Training, TrainingForm, changes_since, run_command
 from ncd_serve.studio.project import Project
-from ncd_serve.studio.rounds import changes, next_round, waiting
+from ncd_serve.studio.rounds import again, changes, kept_images, next_round, next_run, waiting
 from ncd_serve.studio.serving import serving_state, start_serving, stop_serving
-from ncd_serve.text import check_name
+from ncd_serve.text import check_name, printable
 
 if TYPE_CHECKING:
     from ncd_serve.naming import Names
@@ -58,10 +61,20 @@ class Desk:
         raise DataError("these pictures are of a run that is not open any more", hint="load the page again")
 
     def open(self, source: Path) -> None:
-        """Show another run or bundle."""
-        project = Project(source, progress=self.progress)
+        """Show another run or bundle; one that was trained again is exported, which gives its clusters their names."""
+        project = Project(newest_of(source, self.progress), progress=self.progress)
         with self._lock:
+            if project.bundle is None and changes_since(source):
+                run_command("export", str(source))
             self._before, self.opened = self.opened, project
+
+    def runs(self) -> list[dict[str, Any]]:
+        """Return the finished runs in this folder or below it, the latest first."""
+        shown = self.opened.source.resolve() if self.opened else Path()
+        return [
+            {"run": str(run), "started": started(run)[:10], "open": shown.is_relative_to(run.resolve())}
+            for run in find_runs()
+        ]
 
     def page_data(self) -> dict[str, Any]:
         """Return the data of the page; without a project, that of an empty one."""
@@ -94,25 +107,33 @@ class Desk:
         plain = re.sub(r"[^\w.()-]+", "_", Path(name).name)
         if "/" in folder or folder.startswith(".") or not is_image(Path(plain)):
             raise DataError(f"'{category}' / '{name}' cannot be a folder and an image", hint="choose another name")
+        if self.project.bundle and folder in Bundle.read(self.project.bundle).manifest.cluster_names:
+            raise DataError(f"a cluster is called '{folder}' already", hint="a new category needs another name")
         open_image(content)  # DataError if it is none
-        target = self.project.new_categories / folder / plain
+        target = _place_for(content, self.project.new_categories / folder / plain)
         target.parent.mkdir(parents=True, exist_ok=True)
         with atomic_path(target) as temporary:
             temporary.write_bytes(content)
         return str(target)
 
+    def forget_category(self, category: str) -> None:
+        """Remove the images of a category that were kept; they are copies."""
+        if category not in kept_images(folder := self.project.new_categories):
+            raise DataError(f"no category '{printable(category)}' is kept", hint="load the page again")
+        if (run := next_run(self._bundle())).exists():
+            raise UsageError(f"{run} learns from these images", hint="open it, in the tab Training")
+        shutil.rmtree(folder / category)
+
     def waiting(self) -> dict[str, Any]:
         """Return the categories that wait for the next round."""
         if self.opened is None or self.opened.bundle is None:
-            return {"ready": {}, "too_small": []}
+            return {"kept": {}, "ready": {}, "too_small": []}
         return waiting(Bundle.read(self.opened.bundle), self.opened.new_categories)
 
     def next_round(self) -> dict[str, Any]:
         """Make clusters of the waiting categories, open the next generation, and return what changed."""
         with self._lock:
-            if self.project.bundle is None:
-                raise DataError("the model was not exported yet", hint="apply a change first")
-            before = Bundle.read(self.project.bundle)
+            before = self._bundle()
             folder = next_round(before, self.project.new_categories, progress=self.progress)
             self._before, self.opened = self.opened, Project(folder, progress=self.progress)
         after = Bundle.read(folder)
@@ -129,6 +150,14 @@ class Desk:
         with self._lock:
             self._check_idle()
             self.training = Training.start(form)
+
+    def train_again(self) -> None:
+        """Start a training that learns what was said about images, and keeps ids and names."""
+        with self._lock:
+            self._check_idle()
+            if (run := next_run(bundle := self._bundle())).exists():
+                raise UsageError(f"{run} exists", hint="open it, in the tab Training")
+            self.training = Training.launch(run, again(bundle, self.project.new_categories))
 
     def resume(self, run: Path) -> None:
         """Continue an interrupted training."""
@@ -179,9 +208,30 @@ class Desk:
         with suppress(OSError):
             self.stop_training()
 
+    def _bundle(self) -> Bundle:
+        """Return the bundle of the open project."""
+        if self.project.bundle is None:
+            raise DataError("the model was not exported yet", hint="apply a change first")
+        return Bundle.read(self.project.bundle)
+
     def _check_idle(self) -> None:
         if self.training and self.training.going:
             raise UsageError(f"{self.training.run} is being trained", hint="stop it first")
+
+
+def newest_of(source: Path, progress: Progress) -> Path:
+    """Return the newest generation of a run, once there are several; else what was given."""
+    newest = newest_generation(source / "bundle")
+    if newest == source / "bundle":
+        return source
+    progress.say(f"its newest generation: {newest}")
+    return newest
+
+
+def _place_for(content: bytes, wanted: Path) -> Path:
+    """Return the path that is wanted for a file, or a numbered one if another file has it: cameras count anew."""
+    numbered = (wanted.with_name(f"{wanted.stem}-{number}{wanted.suffix}") for number in count(2))
+    return next(path for path in chain([wanted], numbered) if not path.exists() or path.read_bytes() == content)
 
 
 def _empty() -> dict[str, Any]:

@@ -48,7 +48,7 @@ class Guard:
         host, origin = request.headers.get("host", ""), request.headers.get("origin")
         foreign = origin is not None and origin.partition("://")[2] not in self._hosts
         enters = self._is_token(request.query_params.get("token")) and request.url.path == "/"
-        linked = request.headers.get("sec-fetch-site") == "cross-site"
+        linked = request.headers.get("sec-fetch-site") in ("cross-site", "same-site")  # another port is another site
         if host not in self._hosts or foreign or (linked and not enters):
             return Response("not here\n", 403, headers=HEADERS)
         if enters:

@@ -14,10 +14,10 @@ import uvicorn
 from ncd_serve.bundle import MANIFEST
 from ncd_serve.contract import checked_token
 from ncd_serve.errors import DataError, ServerError
-from ncd_serve.places import find_runs, newest_generation, started
+from ncd_serve.places import find_runs, started
 from ncd_serve.reference import REFERENCE
 from ncd_serve.studio.app import make_app
-from ncd_serve.studio.desk import Desk
+from ncd_serve.studio.desk import Desk, newest_of
 from ncd_serve.studio.project import Project
 from ncd_serve.triton.registry import holder_of
 
@@ -74,11 +74,7 @@ def open_desk(source: Path | None, *, address: str, token: str, progress: Progre
             return desk
     if not source.is_dir():
         raise DataError(f"no such folder: {source}", hint="give a run, a bundle or a folder of images")
-    if (source / "bundle" / MANIFEST).is_file():
-        newest = newest_generation(source / "bundle")
-        if newest != source / "bundle":
-            source = newest
-            progress.say(f"its newest generation: {source}")
+    source = newest_of(source, progress)
     if (source / MANIFEST).is_file() or (source / REFERENCE).is_file():
         desk.opened = Project(source, images=images, progress=progress)
     elif (source / "config.toml").is_file():

@@ -327,6 +327,12 @@ def test_the_next_image_to_look_at_and_what_an_answer_does(browser: Chrome) -> N
     assert len(browser.find_elements(By.CSS_SELECTOR, f"#cluster-{other} .tile.corrected")) == 2
     press(browser, "u", "u")
     assert find(browser, f"#question .side[data-cluster='{own}']").is_displayed()
+    find(browser, f"#cluster-{own} .merge").click()
+    find(browser, f"#choose-list [data-cluster='{other}']").click()
+    find(browser, "#merge-yes").click()
+    assert not find(browser, "#questions").is_displayed(), "of one cluster nobody asks which it is"
+    press(browser, "u")
+    assert find(browser, "#questions").is_displayed()
 
 
 def test_the_verdict_leads_to_what_it_is_about(one_browser: Chrome, tmp_path: Path) -> None:

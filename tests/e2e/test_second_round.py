@@ -165,6 +165,7 @@ def test_what_is_refused_changes_nothing(place: Path, ncd: Any) -> None:
             ((*after, "--accept", "foreign.json"), 3, ("of model ffffffffffff", "hint:")),
             ((*after, "--novel-classes", "auto"), 2, ("--novel-classes is not for --after", "hint:")),
             (("train", "--add", "new"), 2, ("--after and --add belong together", "hint:")),
+            (("train", "--after", "bundle"), 2, ("--after and --add belong together", "hint:")),
             ((*after, "--promote"), 2, ("--promote is for --retrain", "hint:")),
             ((*after, "--retrain"), 3, ("in no run directory", "can still be appended")),
             (("name", "apply", "twice.json", "--bundle", "bundle"), 3, ("contradicting entries", "hint:")),

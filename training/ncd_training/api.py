@@ -110,7 +110,7 @@ def discover(
 
 def retrain(
     after: AnyPath,
-    add: AnyPath,
+    add: AnyPath | None = None,
     *,
     accept: AnyPath | None = None,
     promote: bool = False,

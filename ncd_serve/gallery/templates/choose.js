@@ -76,7 +76,7 @@ function askCategory(list) {
     event.preventDefault();
     $("choose").close();
     clearSelection();
-    goTo(clusterFor(newCategory(list, name.value)));
+    goTo(clusterFor(newCategories([list], name.value)[0]));
   } }, name, make("button", { class: "primary" }, "Make it"));
   $("choose-list").replaceChildren(form, make("span", { class: "tiles" }, ...list.slice(0, 2 * SIDE).map(makePicture)));
   if (!$("choose").open) $("choose").showModal();

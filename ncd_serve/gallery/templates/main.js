@@ -17,7 +17,7 @@ function summarise() {
   const shown = imageCount < data.total ? `, an even sample of ${grouped(imageCount)} shown` : "";
   const seen = clusters.filter((cluster) => cluster.id !== WRONG && (cluster.shown || cluster.images.length));
   const named = seen.filter(({ id }) => said[id].name).length;
-  $("summary").textContent =
+  $("summary").textContent = !data.total ? "no run is open" :
     `${counted(data.total, "image")}${shown} · ${counted(seen.length, "cluster")}, ${named} named`;
   const unsaved = unsavedCount();
   $("unsaved").textContent = unsaved ? counted(unsaved, "unsaved change") : "";

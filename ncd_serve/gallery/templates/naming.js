@@ -115,12 +115,15 @@ function mergeInto(id, into) {
   return say([id, ...mergedInto(id).map((cluster) => cluster.id)].map((each) => [each, { merge: into, junk: false }]));
 }
 
-function newCategory(list, name) {
-  const id = newId();
-  begin(id, "");
-  clusterFor(id);
-  say([[id, { name: name.trim() }]], null, list.map((image) => [image, id]));
-  return id;
+// Make a category of each list of images, all in one step; return their ids.
+function newCategories(lists, name = "") {
+  const ids = lists.map(() => {
+    const id = newId();
+    begin(id, "");
+    return clusterFor(id).id;
+  });
+  say(ids.map((id) => [id, { name: name.trim() }]), null, lists.flatMap((list, at) => list.map((image) => [image, ids[at]])));
+  return ids;
 }
 
 function namesFile() {

@@ -1,7 +1,11 @@
 // Images to look at next: each lies between two clusters, and its answer says most about the others that do.
 let asked = 0;
 let effect = null; // of the last answer, shown below the next question
-const openQuestions = () => data.questions.filter(({ image }) => !moves.has(image));
+const isOpen = ({ image, other }) => {
+  const [own, rival] = [modelClusterOf[image].id, other].map((id) => said[id].merge ?? id);
+  return !moves.has(image) && own !== rival && !said[own].junk && !said[rival].junk;
+};
+const openQuestions = () => data.questions.filter(isOpen);
 
 function makeQuestions() {
   if (!correctable || !openQuestions().length) return;

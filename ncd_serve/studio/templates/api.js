@@ -1,6 +1,6 @@
 // Requests to the studio, and what it says about them.
-async function ask(path, body = null, { raw = false } = {}) {
-  const options = body === null ? {} : { method: "POST", body: raw ? body : JSON.stringify(body) };
+async function ask(path, body = null, { raw = false, method = body === null ? "GET" : "POST" } = {}) {
+  const options = { method, body: raw || body === null ? body : JSON.stringify(body) };
   const answer = await fetch(path, options).catch(() => null);
   $("offline").hidden = Boolean(answer);
   document.body.classList.toggle("offline", !answer);
@@ -28,6 +28,7 @@ function setText(id, text) {
 // Do something that takes a while: its button waits and counts, an error is told. The focus stays, or goes to the button
 // that has taken its place.
 async function busy(button, words, action) {
+  if (button.classList.contains("busy")) return null; // a key was pressed twice
   const [label, began, focused] = [button.textContent, Date.now(), document.activeElement === button];
   const count = () => {
     const seconds = Math.round((Date.now() - began) / 1000);
@@ -68,15 +69,16 @@ const pause = (seconds) => new Promise((done) => { setTimeout(done, seconds * 10
 live.apply = async () => {
   if (!isTouched()) return true;
   const { clusters: entries, images: places = {} } = namesFile();
+  const sent = { said: structuredClone(said), moves: [...moves] }; // people go on while it is applied
   const body = { checkpoint: data.checkpoint, clusters: entries, images: places };
   const words = data.exported ? "Applying…" : "Exporting, then applying…";
   const done = await busy($("save"), words, () => ask("/api/apply", body));
   summarise();
   if (!done) return false;
   data.exported = true;
-  for (const id of clusterIds()) begun[id] = { ...said[id] };
+  Object.assign(begun, sent.said);
   begunMoves.clear();
-  for (const [image, to] of moves) begunMoves.set(image, to);
+  for (const [image, to] of sent.moves) begunMoves.set(image, to);
   namingChanged();
   const where = `Applied: version ${done.version} of model ${done.model} in ${done.repository}`;
   tell(done.server ? `${where}. The server on ${done.server} is taking it…` : `${where}. No server runs: the tab Serve starts one.`);

@@ -43,9 +43,11 @@ async function filesIn(entry) {
   return (await Promise.all(found.map(filesIn))).flat();
 }
 
-// A run that was never exported has no model yet that answers.
-async function makeReady() {
-  if (data.exported) return true;
+// A run that was never exported has no model yet that answers. Images that are dropped meanwhile wait, too.
+let exporting = null;
+const makeReady = () => data.exported || (exporting ??= exportModel().finally(() => { exporting = null; }));
+
+async function exportModel() {
   setText("new-summary", "The model is exported first, which takes about a minute");
   data.exported = Boolean(await busy($("pick-files"), "Exporting…", () => ask("/api/export", {})));
   setText("new-summary", "");
@@ -107,20 +109,22 @@ function showAnswers() {
   setText("new-summary", answersInWords());
   const order = (key) => (typeof key === "object" ? -2 : key === "nowhere" ? -1 : key === "unreadable" ? Infinity
     : typeof key === "string" ? 1 : -groups.get(key).length / 1e9);
-  const typing = document.activeElement?.dataset.slot;
+  const focused = document.activeElement?.dataset.slot;
   $("new-groups").replaceChildren(...[...groups.keys()].sort((one, other) => order(one) - order(other))
     .map((key) => answerGroup(key, groups.get(key))));
-  if (typing) [...$("new-groups").querySelectorAll("input")].find(({ dataset }) => dataset.slot === typing)?.focus();
+  if (focused) [...$("new-groups").querySelectorAll("[data-slot]")].find(({ dataset }) => dataset.slot === focused)?.focus();
 }
 
 function answersInWords() {
   const outliers = answers.filter(({ row }) => row.fit === "outlier").length;
-  const fits = outliers ? `${grouped(outliers)} of them like no image of training` : "each is near a cluster";
+  const fits = outliers ? `${grouped(outliers)} of them like no image of training; ` : "";
+  const open = candidates.filter((candidate) => answers.some(({ number, kept }) => kept === undefined && candidate.images.includes(number)));
   const found = !areEnough() ? `new categories are looked for in ${ENOUGH} images or more`
     : lookedAt < answers.length ? "looking for new categories…"
-    : candidates.length > 1 ? `${candidates.length} groups may be new categories`
-    : candidates.length ? "one group may be a new category" : "no new category";
-  return `${counted(answers.length, "image")} answered; ${fits}; ${found}`;
+    : open.length > 1 ? `${open.length} groups may be new categories`
+    : open.length ? "one group may be a new category"
+    : candidates.length ? "what was found is kept for the next round" : "no new category";
+  return `${counted(answers.length, "image")} answered; ${fits}${found}`;
 }
 
 function groupTitle(key, list) {
@@ -162,8 +166,8 @@ function answerTiles(slot, list) {
   return tiles;
 }
 
-function answerTile({ file, row, picture }) {
-  const button = make("button", { type: "button", class: "answer", "aria-pressed": chosenFiles.has(file) ? "true" : "false", click: () => {
+function answerTile({ file, row, picture, number }) {
+  const button = make("button", { type: "button", class: "answer", "data-slot": `image ${number}`, "aria-pressed": chosenFiles.has(file) ? "true" : "false", click: () => {
     if (!chosenFiles.delete(file)) chosenFiles.add(file);
     button.setAttribute("aria-pressed", chosenFiles.has(file));
   } }, make("img", { src: picture, alt: "", loading: "lazy" }), make("span", { class: "path" }, file.name),

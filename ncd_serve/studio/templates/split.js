@@ -26,8 +26,7 @@ function splitProposal(cluster, { apart, groups }) {
   };
   const accept = make("button", { type: "button", class: "primary split-yes", click: () => {
     $("choose").close();
-    const made = [...chosen].map((group) => newCategory(group, ""));
-    if (made.length) goTo(clusterFor(made[0]));
+    if (chosen.size) goTo(clusterFor(newCategories([...chosen])[0]));
   } }, "Split");
   return make("section", { class: "proposal" }, make("h3", {}, `${groups.length} groups, ${apart}`), ...groups.map(part),
     make("div", { class: "answers" }, accept));

@@ -28,6 +28,12 @@ function tabKeys(event) {
   $(`tab-${tab}`).focus();
 }
 
+// Where people land who have no run yet.
+function sayEmpty() {
+  document.body.classList.add("empty");
+  $("notes").append(make("p", { class: "note" }, "No run is open yet. ", make("button", { type: "button", click: () => showTab("training") }, "Find categories in your own images")));
+}
+
 async function keepWatching() {
   for (;;) {
     await pause(WATCH_SECONDS);
@@ -45,6 +51,7 @@ live.start = () => {
   document.querySelector(".tabs").addEventListener("keydown", tabKeys);
   $("clusters-panel").setAttribute("role", "tabpanel");
   $("clusters-panel").setAttribute("aria-labelledby", "tab-clusters");
+  if (!clusters.length) sayEmpty();
   makeNewImages();
   makeRound();
   makeTraining();

@@ -8,7 +8,16 @@ function makeTraining() {
   form.addEventListener("submit", (event) => { event.preventDefault(); startTraining(); });
   $("training-stop").addEventListener("click", (event) => act(event.target, "Stopping…", "stop"));
   $("training-resume").addEventListener("click", (event) => act(event.target, "Resuming…", "resume", { run: shownRun }));
-  $("training-open").addEventListener("click", (event) => openRun(event.target));
+  $("training-open").addEventListener("click", (event) => openRun(event.target, shownRun));
+  showRuns();
+}
+
+async function showRuns() {
+  const runs = await ask("/api/runs").catch(() => []);
+  $("runs").hidden = !runs.length;
+  $("runs-list").replaceChildren(...runs.map(({ run, started, open }) => make("p", {},
+    make("button", { type: "button", disabled: open, click: (event) => openRun(event.target, run) }, run),
+    make("span", { class: "muted" }, open ? " is open" : ` of ${started}`))));
 }
 
 async function suggestFolders({ target: field }) {
@@ -27,20 +36,24 @@ function formValues() {
 async function showPlan() {
   $("plan-busy").textContent = "Checking the images and trying two steps…";
   const found = await busy($("plan"), "Planning…", () => ask("/api/training/plan", formValues()));
-  $("plan-busy").textContent = found?.plan.trim().split("\n").at(-1) ?? ""; // how long it will take
-  $("plan-text").hidden = !found;
+  $("plan-busy").textContent = found ? planInWords(found.plan.trim().split("\n")) : "";
+  $("plan-details").hidden = !found;
   $("plan-text").textContent = found?.plan ?? "";
 }
+
+// Which images, and how long it will take.
+const planInWords = (lines) => [...lines.filter((line) => line.includes(" unlabelled images for ")), lines.at(-1)].join("; ");
 
 const startTraining = () => act($("train"), "Starting…", "start", formValues());
 
 async function act(button, words, action, body = {}) {
   const state = await busy(button, words, () => ask(`/api/training/${action}`, body));
   if (state) showTraining(state);
+  return state;
 }
 
-async function openRun(button) {
-  const done = await busy(button, "Opening…", () => ask("/api/open", { run: shownRun }));
+async function openRun(button, run) {
+  const done = await busy(button, "Opening…", () => ask("/api/open", { run }));
   if (done) loadClusters();
 }
 
@@ -55,24 +68,29 @@ const STATES = {
   elsewhere: "is being trained by another process",
 };
 
-function showTraining({ state, run, lines, progress, epochs, forming, verdict = [], error, hint }) {
+function showTraining({ state, run, resumable, lines, progress, epochs, forming, verdict = [], changes = [], error, hint }) {
   $("training-state").hidden = state === "none";
   if (state === "none") return;
   shownRun = run;
   const going = state === "running";
-  setText("training-title", `${run} ${STATES[state]}`);
+  setText("training-title", `${run} ${state === "stopped" && !resumable ? "was stopped before it began" : STATES[state]}`);
   setText("training-words", error ? [error, hint].filter(Boolean).join(". ")
     : verdict.length ? inWords(verdict)
     : going && !epochs.length ? "Preparing: images are read, features computed…" : epochs.length ? `epoch ${epochs.length}` : "");
   showStep(going, progress);
   $("training-stop").hidden = !going;
-  $("training-resume").hidden = state !== "stopped" && state !== "failed";
+  $("training-resume").hidden = !resumable;
   $("training-open").hidden = state !== "finished";
   $("train").disabled = going;
+  $("training-details").hidden = !lines.length;
   setText("training-log", lines.join("\n"));
   $("training-state").classList.toggle("going", going);
   drawCurves(epochs);
   showForming(forming);
+  if (!changes.length !== !$("training-changes").firstChild) {
+    $("training-changes").replaceChildren(...(changes.length ? [changesTable(changes), make("p", { class: "muted" },
+      "With a look at its clusters, it takes the place of the generation before: in the model repository, and in a running server.")] : []));
+  }
 }
 
 // What is done now: a bar that moves with every step, or that runs to and fro for a single one.
@@ -131,6 +149,6 @@ function showForming(forming) {
       strip.style.backgroundPosition = `0 ${rows > 1 ? (100 * row) / (rows - 1) : 0}%`;
       strip.style.clipPath = `inset(0 ${100 - (100 * Math.min(examples.length, data.columns)) / data.columns}% 0 0 round 5px)`;
       return make("div", { class: "forming-row" }, make("span", {}, make("b", {}, name),
-        make("span", { class: "muted" }, ` ${counted(count, "image")}, ${confidence.toFixed(2)}`)), strip);
+        make("span", { class: "muted" }, ` ${counted(count, "image")}, confidence ${confidence.toFixed(2)}`)), strip);
     }));
 }

@@ -26,7 +26,9 @@ def begin(run: Path, created: str) -> Path:
 
 def test_a_run_that_another_process_trains_cannot_be_resumed(tmp_path: Path) -> None:
     training = Training(begin(tmp_path / "run", "2026-01-01"))
-    assert training.state()["state"] == "stopped"
+    assert training.state()["state"] == "stopped" and training.state()["resumable"]
+    (tmp_path / "run" / "config.toml").unlink()
+    assert not training.state()["resumable"], "it was stopped before it began"
     with held(tmp_path / "run") as free:
         assert free and training.state()["state"] == "elsewhere"
     make_run(tmp_path / "run")

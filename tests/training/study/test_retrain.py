@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import shutil
 from pathlib import Path
 from types import SimpleNamespace
@@ -76,12 +77,26 @@ def test_labels_are_taken_along(place: Path) -> None:
     assert setup.config.data.novel_classes == len(carried.ids) and setup.manifest.truth is None
 
 
+def test_corrections_alone_are_learned(place: Path) -> None:
+    bundle = place / "run" / "bundle"
+    options: Any = {"accept": None, "promote": False, "progress": SILENT}
+    carried = retrain_setup(bundle, None, **options).carried
+    assert carried is not None
+    assert sum(carried.said) == 2 and sum(number >= 0 for number in carried.wrong) == 1 and not any(carried.added)
+    manifest = Bundle.read(bundle).manifest.model_copy(update={"images": {}, "new_names": {}})
+    (bundle / "bundle.json").write_text(manifest.model_dump_json())
+    with pytest.raises(DataError, match="there is nothing to learn"):
+        retrain_setup(bundle, None, **options)
+
+
 def test_what_is_trained_has_the_ids_and_names_of_before(place: Path) -> None:
     with unchanged(place / "run"):
         run = retrain(
             place / "run" / "bundle", place / "new", accept=place / "candidates.json", promote=True, progress=False
         )
     assert run.path.resolve() == place / "run-2"
+    forming = {each["name"] for each in json.loads((run.path / "forming.json").read_bytes())["clusters"]}
+    assert "seven" in forming and forming <= {"auk", "tern", "seven", "cluster-2", "cluster-3", "cluster-4"}
     ids, changes = [change.cluster_id for change in run.changes], {c.cluster_id: c for c in run.changes}
     assert ids == [*range(len(ids))] and len(ids) >= 6 and changes[5].kind in ("new", "split", "merged")
     gone = [number for number, change in changes.items() if change.kind in ("split", "merged")]

@@ -103,15 +103,24 @@ class Monitor:
     def _write_forming(self, outputs: Outputs, epoch: int) -> None:
         """Write the size of each cluster so far, and its most confident images, for those who watch the run."""
         manifest, ids, sure = self.setup.manifest, outputs.cluster_ids, outputs.confidences
-        paths, known = manifest.unlabelled, manifest.known_classes if manifest.open_world else []
-        clusters = []
+        paths, clusters = manifest.unlabelled, []
         for number in np.unique(ids).tolist():
             rows = np.flatnonzero(ids == number)
             best = rows[np.argsort(-sure[rows], kind="stable")[:_EXAMPLES]]
-            name = known[number] if number < len(known) else f"cluster-{number - len(known)}"
-            facts = {"id": number, "name": printable(name), "count": len(rows), "confidence": float(sure[rows].mean())}
-            clusters.append({**facts, "examples": [printable(paths[row].absolute()) for row in best]})
+            facts = {"id": number, "name": printable(self._name_of(number)), "count": len(rows)}
+            examples = [printable(paths[row].absolute()) for row in best]
+            clusters.append({**facts, "confidence": float(sure[rows].mean()), "examples": examples})
         write_json(self.plots.parent / FORMING, {"epoch": epoch, "clusters": clusters})
+
+    def _name_of(self, column: int) -> str:
+        """Return the name of a column of the cluster head; it may carry on a cluster of the generation before."""
+        manifest, carried = self.setup.manifest, self.setup.carried
+        known = manifest.known_classes if manifest.open_world else []
+        if column < len(known):
+            return known[column]
+        number = carried.ids[column - carried.first] if carried else column
+        given = carried.names.clusters.get(number) if carried else None
+        return given.name if given and given.name else f"cluster-{number - len(known)}"
 
     @property
     def _epochs(self) -> int:

@@ -21,7 +21,7 @@ from ncd_training.run.train import set_up
 from ncd_training.score.reference import checkpoint_id
 
 if TYPE_CHECKING:
-    from ncd_serve.discovery.find import Candidates
+    from ncd_serve.discovery.find import Candidate
     from ncd_serve.progress import Progress
     from ncd_training.config.schema import TrainConfig
     from ncd_training.data.manifest import Manifest
@@ -39,24 +39,26 @@ class _Before(NamedTuple):
 
 
 def retrain_setup(
-    after: str | Path, add: str | Path, *, accept: str | Path | None, promote: bool, progress: Progress
+    after: str | Path, add: str | Path | None, *, accept: str | Path | None, promote: bool, progress: Progress
 ) -> Setup:
     """Return the setup of a run that makes the next generation of a bundle; DataError if it cannot be made.
 
-    Candidates are accepted as in an append. `promote`: all images of named clusters count as labelled.
+    Candidates are accepted as in an append. Without new images it learns what a person said about the old ones.
+    `promote`: all images of named clusters count as labelled.
     """
     bundle = Bundle.read(after)
     run = run_of(bundle)
     old = _reopened(run, bundle, progress)
-    batch, chosen = accepted(add, accept, bundle, progress=progress)
-    before = _before(bundle, chosen, promote=promote)
-    manifest = _manifest(old.manifest, [*before.ids, *before.wrong, *batch.paths])
+    batch, chosen = accepted(add, accept, bundle, progress=progress) if add else (None, None)
+    fresh = batch.paths if batch else []
+    before = _before(bundle, chosen.candidates if chosen else [], promote=promote)
+    if not add and not before.said and not before.wrong:
+        raise DataError("nobody has corrected an image: there is nothing to learn", hint="give new images: --add NEW")
+    manifest = _manifest(old.manifest, [*before.ids, *before.wrong, *fresh])
     live = {number for number in before.ids.values() if number >= known_clusters(bundle.manifest)}
     ids = sorted(live | before.new.keys())
     setup = set_up(Setup(_config(old.config, run, clusters=len(ids)), manifest), progress=progress)
-    return setup.with_carried(
-        _carried(bundle, setup.manifest, before, ids, fresh={*map(os.path.normpath, batch.paths)})
-    )
+    return setup.with_carried(_carried(bundle, setup.manifest, before, ids, fresh={*map(os.path.normpath, fresh)}))
 
 
 def run_of(bundle: Bundle) -> RunDir:
@@ -85,7 +87,7 @@ def _reopened(run: RunDir, bundle: Bundle, progress: Progress) -> Setup:
     return old
 
 
-def _before(bundle: Bundle, chosen: Candidates, *, promote: bool) -> _Before:
+def _before(bundle: Bundle, candidates: list[Candidate], *, promote: bool) -> _Before:
     about, reference = bundle.manifest, bundle.reference()
     said = corrections_of(bundle, reference)
     homes = [*reference.cluster_ids.tolist(), *reference.aside_ids.tolist()]
@@ -102,7 +104,7 @@ def _before(bundle: Bundle, chosen: Candidates, *, promote: bool) -> _Before:
         named = {state.cluster_id for state in cluster_states(about) if state.state == "named"}
         labelled |= {file for file, number in ids.items() if number in named}
     waiting = {name: number for number, name in new.items()}
-    for candidate in chosen.candidates:
+    for candidate in candidates:
         number = waiting.get(candidate.name, len(about.cluster_names) + len(new))
         new[number] = candidate.name
         ids |= dict.fromkeys(map(os.path.normpath, candidate.images), number)
@@ -145,7 +147,7 @@ def _carried(bundle: Bundle, manifest: Manifest, before: _Before, ids: list[int]
     paths = [os.path.normpath(path.absolute()) for path in manifest.unlabelled]
     known = {str(file) for file in bundle.reference().every_file()}
     added = [path in fresh and path not in known for path in paths]
-    if not any(added):
+    if fresh and not any(added):
         raise DataError("all new images are copies of old ones", hint="there is nothing to learn from them")
     columns = defaultdict(lambda: NONE, {number: first + column for column, number in enumerate(ids)})
     columns |= {number: number for number in range(first)}
