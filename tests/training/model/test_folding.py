@@ -16,8 +16,8 @@ from ncd_training.run.step import TrainState, build_optimizer, train_step
 from torch import Tensor, nn
 
 LABELLED, UNLABELLED, KNOWN, NOVEL = 16, 8, 4, 3
-# With linear heads: cosine ones of these random maps change so much in a step that its rounding shows after the second.
-CONFIG = resolve_config(recipes=["quick"], overrides={"data.dataset": "cub200", "model.head_form": "linear"})
+# With heads of torch's own weights: larger ones change so much in a step that its rounding shows after the second.
+CONFIG = resolve_config(recipes=["quick"], overrides={"data.dataset": "cub200", "model.head_gain": 1.0})
 
 
 def after_steps(trunk: str, maps: Tensor, *, folded: bool) -> dict[str, Tensor]:

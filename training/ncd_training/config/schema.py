@@ -80,6 +80,8 @@ class ModelConfig(Section):
     # cosine: logits are 10 times the cosine of embedding and class weights (first regulariser of the open world).
     # centres: logits from distances to C cluster centres in C dimensions (DTC).
     head_form: HeadForm = "linear"
+    # Factor of a linear cluster head's initial weights. With torch's own, all images begin with nearly the same answer.
+    head_gain: float = Field(1.0, gt=0)
     dictionary_size: int = Field(2048, ge=1)  # e
     dictionary_sampling: Literal["random", "all", "cam"] = "random"
     # Similarity of parts, which the paper leaves open: of their directions, or by distance as in the released code.

@@ -47,6 +47,7 @@ class Branch(nn.Module):
         novel: int,
         heads: HeadKind = "separate",
         form: HeadForm = "linear",
+        gain: float = 1.0,
     ) -> None:
         super().__init__()
         self.tail, self.known = tail, known
@@ -55,6 +56,9 @@ class Branch(nn.Module):
         self.known_head = None if heads == "open_world" or not known else build(dim, known_width)
         clusters = known + novel if heads == "open_world" else novel
         self.cluster_head = CentreHead(dim, clusters) if form == "centres" else build(dim, clusters)
+        if form == "linear":
+            with torch.no_grad():
+                self.linear_cluster_head.weight.mul_(gain)
         self.lower_novel_biases()
 
     @property
@@ -142,7 +146,15 @@ class DualBranchModel(nn.Module):
         self.first_feeds_heads = compat.local_head_input == "global"
         self.trunk = Trunk(parts, batch_norm_drifts=compat.trunk_batch_norm == "train")
         self.branches: Modules[Branch] = Modules(
-            Branch(deepcopy(parts.tail), parts.dim, known=known, novel=novel, heads=model.heads, form=model.head_form)
+            Branch(
+                deepcopy(parts.tail),
+                parts.dim,
+                known=known,
+                novel=novel,
+                heads=model.heads,
+                form=model.head_form,
+                gain=model.head_gain,
+            )
             for _ in model.branch_kinds
         )
         for branch, kind in zip(self.branches, model.branch_kinds, strict=True):
