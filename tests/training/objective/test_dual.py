@@ -181,3 +181,14 @@ def test_the_released_code_s_positive_column_reaches_the_banks_distribution(
 ) -> None:
     plain, positive = (run(make(bank_positive=flag), views, branches)["distillation"] for flag in (False, True))
     assert not torch.equal(plain, positive)
+
+
+def test_the_gain_of_a_head_is_that_of_its_first_weights() -> None:
+    plain, larger = (seeded_branch(gain) for gain in (1.0, 5.0))
+    torch.testing.assert_close(larger.linear_cluster_head.weight, 5.0 * plain.linear_cluster_head.weight)
+    torch.testing.assert_close(larger.labelled_head.weight, plain.labelled_head.weight)
+
+
+def seeded_branch(gain: float) -> Branch:
+    torch.manual_seed(0)
+    return Branch(ConvTail(torch.nn.Identity()), DIM, known=KNOWN, novel=NOVEL, gain=gain)
