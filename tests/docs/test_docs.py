@@ -61,9 +61,10 @@ def blocks(page: str) -> list[Block]:
 @pytest.fixture(scope="module")
 def site(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("site")
-    command = [sys.executable, "-m", "mkdocs", "build", "--strict", "--quiet", "--site-dir", str(folder)]
-    built = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=120, check=False)
-    assert built.returncode == 0, built.stdout + built.stderr
+    for command in (["docs/pages.py"], ["-m", "mkdocs", "build", "--strict", "--quiet", "--site-dir", str(folder)]):
+        line = [sys.executable, *command]
+        built = subprocess.run(line, cwd=ROOT, capture_output=True, text=True, timeout=120, check=False)
+        assert built.returncode == 0, built.stdout + built.stderr
     return folder
 
 
@@ -80,12 +81,28 @@ def test_pages_fit_on_a_phone_and_are_searched_without_a_server(site: Path) -> N
         for page in ("howto/install", "howto/backbones", "benchmarks/quality", "index"):
             browser.get((site / f"{page}.html").as_uri())
             assert browser.execute_script("return document.documentElement.scrollWidth") <= 390, page  # type: ignore[no-untyped-call]
+        browser.get((site / "reference" / "commands.html").as_uri())
+        widths: Any = browser.execute_script(
+            "return [...document.querySelectorAll('table')].map((one) => one.offsetWidth)"
+        )  # type: ignore[no-untyped-call]
+        assert len(widths) > 20 and max(widths) <= 390
         find(browser, "label.md-header__button[for=__search]").click()
         WebDriverWait(browser, 10).until(lambda _: find(browser, ".md-search__input").is_displayed())
         find(browser, ".md-search__input").send_keys("outlier")
         found = find(browser, ".md-search-result__item h1")
         assert found.get_attribute("textContent") == "Find images that fit nowhere"
         assert remote_requests(browser) == []
+
+
+def test_what_is_copied_of_a_session_is_what_was_typed(site: Path) -> None:
+    with open_browser() as browser:
+        browser.get((site / "tutorials" / "embedded.html").as_uri())
+        copied: Any = browser.execute_script("""
+            const [first] = document.querySelectorAll('.highlight code');
+            first.dataset.mdCopying = '';  // as the theme does while it copies
+            return first.innerText;
+        """)  # type: ignore[no-untyped-call]
+    assert copied.split() == next(blocks("tutorials/embedded.md")[0].commands())[0].split()
 
 
 def test_every_command_and_option_is_in_the_reference(site: Path) -> None:
@@ -124,15 +141,15 @@ def test_the_python_reference_shows_examples_and_signatures_as_they_are_typed(si
 
 
 def test_a_name_that_is_gone_fails_the_build(tmp_path: Path) -> None:
-    for name in ("docs", "mkdocs.yml"):
-        (shutil.copytree if name == "docs" else shutil.copy)(ROOT / name, tmp_path / name)
+    shutil.copytree(DOCS, tmp_path / "docs")
     for name in ("training", "export", "ncd_serve"):
         (tmp_path / name).symlink_to(ROOT / name)
     with (tmp_path / "docs" / "method.md").open("a") as page:
         page.write("\n::: training/ncd_training/objective/losses.py loss_that_nobody_wrote\n")
-    command = [sys.executable, "-m", "mkdocs", "build", "--strict", "--quiet"]
-    built = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=120, check=False)
-    assert built.returncode != 0 and "has no loss_that_nobody_wrote" in built.stderr
+    command = [sys.executable, "docs/pages.py"]
+    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=120, check=False)
+    assert done.returncode != 0 and "has no loss_that_nobody_wrote" in done.stderr
+    assert not (tmp_path / "build").exists()
 
 
 def test_blocks_that_are_not_run_are_few_and_say_why() -> None:
