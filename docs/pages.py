@@ -2,9 +2,9 @@
 
     .venv/bin/python docs/pages.py && .venv/bin/mkdocs build --strict
 
-A line `::: commands`, `::: python` or `::: exit codes` in a page becomes that part of the reference. A line
-`::: FILE NAME` becomes the source of a function, class or constant; where there is none, nothing is written. Formulas
-become MathML, notebooks become pages with the outputs that they were saved with.
+A line `::: commands`, `::: python` or `::: exit codes` in a page becomes that part of the reference, `::: settings FILE
+NAME` a table of the fields of a section, `::: FILE NAME` the source of a function, class or constant. Where there is
+none, nothing is written. Formulas become MathML, notebooks become pages with the outputs that they have.
 """
 
 from __future__ import annotations
@@ -20,8 +20,10 @@ from base64 import b64decode
 from collections.abc import Iterator
 from enum import Enum
 from functools import cache, cached_property
+from importlib import import_module
 from pathlib import Path
-from typing import Any, get_args, get_type_hints
+from types import UnionType
+from typing import Annotated, Any, Literal, Union, get_args, get_origin, get_type_hints
 
 import latex2mathml.converter
 import ncd_training
@@ -39,6 +41,15 @@ ROOT = PAGES.parent
 DIRECTIVE = re.compile(r"^::: (.+)$", re.MULTILINE)
 DISPLAYED = re.compile(r"^\$\$ (.+) \$\$$", re.MULTILINE)
 ALIASES = ("ncd_serve/options.py", "training/ncd_training/api.py")  # where types of options have names
+_WORDS = {
+    "str": "text",
+    "int": "integer",
+    "float": "number",
+    "bool": "`true`, `false`",
+    "Path": "path",
+    "dict": "table",
+}
+_LIMITS = {"ge": "≥", "gt": ">", "le": "≤", "lt": "<"}
 MEMBERS = (classmethod, property, cached_property)
 _TABLE = re.compile(r"<table[^>]*>(.*)</table>", re.DOTALL)
 INLINE = re.compile(r"\\\((.+?)\\\)")
@@ -96,6 +107,8 @@ def expand(wish: str) -> str:
     parts = {"commands": _commands, "python": _python, "exit codes": _exit_codes}
     if wish in parts:
         return "\n".join(parts[wish]())
+    if wish.startswith("settings "):
+        return "\n".join(_settings(*wish.split()[1:]))
     file, _, symbol = wish.partition(" ")
     code, line = source_of(ROOT / file, symbol)
     return f"`{file}`, line {line}: `{symbol}`\n\n```python\n{code}\n```"
@@ -120,6 +133,47 @@ def source_of(file: Path, symbol: str) -> tuple[str, int]:
 def _names(node: Any) -> list[str]:
     targets = [target for target in getattr(node, "targets", ()) if isinstance(target, ast.Name)]
     return [target.id for target in targets] or [getattr(node, "name", "")]
+
+
+def _settings(file: str, name: str) -> Iterator[str]:
+    """Return the fields of a section as a table: type, limits and default, and the comment in the source."""
+    code, _ = source_of(ROOT / file, name)
+    module = ".".join(Path(file).with_suffix("").parts[1:])
+    section = getattr(import_module(module), name)
+    yield f"{inspect.getdoc(section)}\n\n| setting | what it does |\n|---|---|"
+    for node in ast.parse(code).body[0].body:
+        if not isinstance(node, ast.AnnAssign):
+            continue
+        key = ast.unparse(node.target)
+        field = section.model_fields[key]
+        marks = [(sign, getattr(mark, name, None)) for mark in field.metadata for name, sign in _LIMITS.items()]
+        limits = [f"{sign} {value:,}" for sign, value in marks if value is not None]
+        default = "" if field.default is None else f" *Default:* `{json.dumps(field.default)}`."
+        about = f"{_comment(code.splitlines(), node)}{default}"
+        yield f"| `{key}` {', '.join([_in_words(field.annotation), *limits])} | {about.strip()} |"
+
+
+def _in_words(annotation: Any) -> str:
+    parts = [part for part in get_args(annotation) if part not in (type(None), ...)]
+    if get_origin(annotation) is Literal:
+        return ", ".join(f"`{choice}`" for choice in parts)
+    if get_origin(annotation) is Annotated:
+        return _in_words(parts[0])
+    if get_origin(annotation) is tuple:
+        return f"list of {_in_words(parts[0])}s"
+    kind = get_origin(annotation) or annotation
+    return " or ".join(map(_in_words, parts)) if kind in (Union, UnionType) else _WORDS[kind.__name__]
+
+
+def _comment(lines: list[str], node: ast.AnnAssign) -> str:
+    """Return the comment above a field and the one after it."""
+    above, number = [], node.lineno - 2
+    while lines[number].strip().startswith("#"):
+        above.insert(0, lines[number].strip())
+        number -= 1
+    after = lines[(node.end_lineno or node.lineno) - 1].partition("  # ")[2]
+    text = " ".join(part.lstrip("# ") for part in (*above, after) if part).rstrip(".").replace("|", r"\|")
+    return f"{text}." if text else ""
 
 
 def _commands() -> Iterator[str]:
@@ -185,9 +239,8 @@ class _Parameter:
         if inspect.isclass(inner) and issubclass(inner, Enum):
             return ", ".join(f"`{choice.value}`" for choice in inner)
         repeated = ", repeatable" if "list" in str(self._type) else ""
-        words = {"str": "text", "int": "integer", "float": "number", "Path": "path"}
         last = get_args(inner)[0] if get_args(inner) else inner
-        return words[last.__name__] + repeated
+        return _WORDS[last.__name__] + repeated
 
     @property
     def described(self) -> str:

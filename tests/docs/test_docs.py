@@ -16,6 +16,7 @@ from typing import Any
 
 import pytest
 import typer
+from ncd_training.config.schema import TrainConfig
 from selenium.webdriver.support.ui import WebDriverWait
 
 from ncd_serve.cli.app import app
@@ -127,6 +128,15 @@ def test_every_command_and_option_is_in_the_reference(site: Path) -> None:
             assert section.count("<tr>") - 1 == len(command.params) or not command.params, path
 
     check(typer.main.get_command(app), "ncd-serve")
+
+
+def test_every_setting_is_in_the_reference(site: Path) -> None:
+    text = (site / "reference" / "settings.html").read_text()
+    sections = {name: getattr(field.annotation, "model_fields", {}) for name, field in TrainConfig.model_fields.items()}
+    keys = [key for name, fields in sections.items() if name != "method" for key in fields]
+    assert len(keys) > 80 and [key for key in keys if f"<td><code>{key}</code>" not in text] == []
+    shown = " ".join(unescape(re.sub("<[^>]+>", "", text)).split())
+    assert "heads integer, ≥ 1 cluster heads, and as many finer ones; the one with the lowest loss is served." in shown
 
 
 def test_directives_are_filled_in(site: Path) -> None:
