@@ -4,7 +4,7 @@
 
 Photographs are of CUB-200-2011: 12 known kinds of birds, 25 photographs each, and a pile of 6 novel kinds, whose files
 have numbers for names. A person's naming is played: a cluster gets the name of the kind that most of its images show.
-Prints the time of each step, what it printed, and how many images were right.
+Prints the time of each step, the end of what it printed, and how many images were right.
 """
 
 from __future__ import annotations
@@ -14,6 +14,7 @@ import csv
 import json
 import os
 import random
+import resource
 import shutil
 import subprocess
 import sys
@@ -73,13 +74,14 @@ class Walk:
 
     def step(self, name: str, *command: object) -> None:
         """Run a command, and print its time and the end of what it printed."""
-        start = time.perf_counter()
+        start, before = time.perf_counter(), cpu_seconds()
         words = [str(word) for word in command]
         words[0] = shutil.which(words[0], path=self._variables["PATH"]) or words[0]
         done = subprocess.run(words, cwd=self._folder, env=self._variables, capture_output=True, text=True, check=False)
         seconds = time.perf_counter() - start
         self.seconds += seconds
-        print(f"{name}: {seconds:.0f} s", *done.stdout.splitlines()[-LINES:], sep="\n    ", flush=True)
+        spent = f"{seconds:.0f} s, {cpu_seconds() - before:.0f} s of CPU time"
+        print(f"{name}: {spent}", *done.stdout.splitlines()[-LINES:], sep="\n    ", flush=True)
         if done.returncode:
             sys.exit(f"{' '.join(words)} ended with {done.returncode}\n{done.stdout}{done.stderr}")
 
@@ -116,6 +118,12 @@ def play_person(found: Reference, truth: dict[str, str]) -> tuple[dict[int, str]
         counts[cluster, kinds.index(kind)] += 1
     names = {cluster: kinds[row.argmax()] for cluster, row in enumerate(counts) if cluster >= found.known_clusters}
     return names, int(counts[linear_sum_assignment(-counts)].sum())
+
+
+def cpu_seconds() -> float:
+    """Return the CPU time of all programs that were run and have ended: other work beside them does not change it."""
+    used = resource.getrusage(resource.RUSAGE_CHILDREN)
+    return used.ru_utime + used.ru_stime
 
 
 def size(folder: Path) -> int:
