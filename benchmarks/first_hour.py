@@ -48,7 +48,7 @@ def main() -> None:
     walk.step("train", "ncd-serve", "train", "--labelled", "known", "--unlabelled", "pile", "--out", "runs/birds")
     walk.step("gallery", "ncd-serve", "gallery")
     found = Reference.read(folder / "runs" / "birds" / "reference.npz")
-    names, right = play_person(found, truth)
+    names, matched, right = play_person(found, truth)
     content = {"checkpoint": found.checkpoint, "clusters": {str(key): {"name": name} for key, name in names.items()}}
     (folder / "names.json").write_text(json.dumps(content))
     walk.step("name apply", "ncd-serve", "name", "apply", "names.json")
@@ -59,7 +59,7 @@ def main() -> None:
     with (folder / "rows.csv").open(newline="") as stream:
         rows = list(csv.DictReader(stream))
     answered = sum(row["cluster_name"] == Path(row["path"]).parent.name for row in rows)
-    print(f"{right} of {len(found.paths)} images of the pile are in the right cluster")
+    print(f"{right} of {len(found.paths)} images of the pile got the right name; {matched} by one-to-one matching")
     print(f"{answered} of {len(rows)} new photographs got the right name; environment: {size(folder / 'env'):,} MB")
 
 
@@ -109,15 +109,15 @@ def copy(files: list[Path], target: Path) -> None:
         shutil.copy(file, target)
 
 
-def play_person(found: Reference, truth: dict[str, str]) -> tuple[dict[int, str], int]:
-    """Return a name for each cluster, and the number of images that are right by the best matching."""
+def play_person(found: Reference, truth: dict[str, str]) -> tuple[dict[int, str], int, int]:
+    """Return a name for each cluster, and how many images are right: by the best matching, and by these names."""
     seen = [truth[Path(path).name] for path in found.paths]
     kinds = sorted(set(seen))
     counts = np.zeros((found.clusters, len(kinds)), int)
     for cluster, kind in zip(found.cluster_ids, seen, strict=True):
         counts[cluster, kinds.index(kind)] += 1
     names = {cluster: kinds[row.argmax()] for cluster, row in enumerate(counts) if cluster >= found.known_clusters}
-    return names, int(counts[linear_sum_assignment(-counts)].sum())
+    return names, int(counts[linear_sum_assignment(-counts)].sum()), int(counts.max(1).sum())
 
 
 def cpu_seconds() -> float:
