@@ -146,7 +146,7 @@ def _settings(file: str, name: str) -> Iterator[str]:
             continue
         key = ast.unparse(node.target)
         field = section.model_fields[key]
-        marks = [(sign, getattr(mark, name, None)) for mark in field.metadata for name, sign in _LIMITS.items()]
+        marks = [(sign, getattr(mark, limit, None)) for mark in field.metadata for limit, sign in _LIMITS.items()]
         limits = [f"{sign} {value:,}" for sign, value in marks if value is not None]
         default = "" if field.default is None else f" *Default:* `{json.dumps(field.default)}`."
         about = f"{_comment(code.splitlines(), node)}{default}"
