@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import importlib.util
 import json
 import os
 import re
 import shutil
 import subprocess
 import sys
+from base64 import b64encode
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from html import unescape
@@ -168,6 +170,32 @@ def test_a_name_that_is_gone_fails_the_build(tmp_path: Path) -> None:
     done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=120, check=False)
     assert done.returncode != 0 and "has no loss_that_nobody_wrote" in done.stderr
     assert not (tmp_path / "build").exists()
+
+
+def test_a_notebook_becomes_a_page_with_its_outputs(tmp_path: Path) -> None:
+    outputs = [
+        {"output_type": "stream", "text": ["six ", "clusters\n"]},
+        {"output_type": "display_data", "data": {"image/png": b64encode(b"picture").decode(), "text/plain": "<Image>"}},
+        {"output_type": "execute_result", "data": {"text/html": "<div><table border=1><tr></tr></table></div>"}},
+    ]
+    cells = [
+        {"cell_type": "markdown", "source": ["# Title"]},
+        {"cell_type": "code", "source": ["run.clusters"], "outputs": outputs},
+    ]
+    (tmp_path / "walk.ipynb").write_text(json.dumps({"cells": cells}))
+    spec = importlib.util.spec_from_file_location("pages", DOCS / "pages.py")
+    assert spec and spec.loader
+    pages = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(pages)
+    text, pictures = pages.as_page(tmp_path / "walk.ipynb")
+    assert pictures == {"walk-1.png": b"picture"}
+    assert text.split("\n\n") == [
+        "# Title",
+        "```python\nrun.clusters\n```",
+        "```text\nsix clusters\n```",
+        "![What the cell shows](walk-1.png)",
+        "<table><tr></tr></table>\n",
+    ]
 
 
 def test_blocks_that_are_not_run_are_few_and_say_why() -> None:
