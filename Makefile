@@ -37,6 +37,7 @@ check: install
 
 # The pages of docs/, in build/site.
 docs: install
+	$(BIN)/python docs/pages.py
 	$(BIN)/mkdocs build --strict
 
 # All packages of the environment with versions, licences and hashes, as CycloneDX.

@@ -1,13 +1,15 @@
-"""Pictures of gallery, studio and report for these pages, and a short film of the studio, taken by headless Chromium.
+"""Pictures of gallery, studio and report for these pages, and a short film of the studio, each in light and dark.
 
     .venv/bin/python docs/screenshots.py [RUN]
 
-RUN is a finished run; without one it is ncd-demo/run, which `make demo` makes.
+RUN is a finished run in a folder of its own with the repository that it was exported to; without one it is
+ncd-demo/run, which `make demo` makes. Headless Chromium takes the pictures, of a copy: the film gives names.
 """
 
 from __future__ import annotations
 
 import io
+import shutil
 import signal
 import subprocess
 import sys
@@ -31,14 +33,16 @@ from tests.browser import open_browser  # noqa: E402
 TARGET = ROOT / "docs" / "img"
 COLOURS = 256  # fewer make smaller files, and the pictures are mostly paper and ink
 SETTLED = 1.5  # s until pictures are painted
-FIRST_NAME = """
-const [first, second, third] = document.querySelectorAll('.card');
-const truth = first.querySelector('.facts').textContent.match(/purity \\S+ % (\\S+)/)?.[1] ?? '1';
-first.querySelector('.name').focus();
+# Names a cluster after the true class that the page shows: letters have one.
+NAME = """
+const card = document.querySelectorAll('.card')[COUNT];
+const [, truth] = card.querySelector('.facts').textContent.match(/purity \\S+ % (\\S+)/);
+card.querySelector('.name').focus();
 document.execCommand('insertText', false, `letter ${truth}`);
+scrollTo(0, 0);
 """
-NAMES = f"{FIRST_NAME} third.querySelector('.junk').click(); scrollTo(0, 0);"
-NEW_IMAGES = "2" * 40 + "AEO" * 8
+NAME_ONE = NAME.replace("COUNT", "0")
+NAMES = f"{NAME_ONE} document.querySelectorAll('.card')[2].querySelector('.junk').click();"
 Step = str | Callable[[Chrome], None]  # a script, or what is done to the browser
 SELECT = (
     "document.querySelector('.card .tile').click(); document.querySelector('#detail form button:last-child').click()"
@@ -46,37 +50,49 @@ SELECT = (
 CHOOSE = """document.querySelectorAll('.card .doubtful .tile').forEach((tile, at) => {
   if (at < 3) tile.dispatchEvent(new MouseEvent('click', { bubbles: true, ctrlKey: true }));
 })"""
-NAME = f"{FIRST_NAME} scrollTo(0, 0);"
 
 
-def show_new_images(browser: Chrome) -> None:
-    """Ask about letters, and about a digit that nobody has trained with."""
-    browser.execute_script("document.querySelector('#tab-new').click()")
-    rng = np.random.default_rng(0)
-    with TemporaryDirectory() as folder:
-        files = [Path(folder) / f"{number:03d}.png" for number in range(len(NEW_IMAGES))]
-        for file, character in zip(files, NEW_IMAGES, strict=True):
-            draw_glyph(character, rng).save(file)
-        browser.find_element("id", "files").send_keys("\n".join(map(str, files)))
-        answered = "return /may be|no new/.test(document.querySelector('#new-summary').textContent)"
-        WebDriverWait(browser, 60).until(lambda _: browser.execute_script(answered))
-    browser.execute_script("document.querySelector('#new-groups').scrollIntoView(); scrollBy(0, -80)")
+def ask_about(characters: str) -> Step:
+    """Drop drawn letters on the page, and wait for its answers."""
+
+    def drop(browser: Chrome) -> None:
+        browser.execute_script("document.querySelector('#tab-new').click()")
+        rng = np.random.default_rng(0)
+        with TemporaryDirectory() as folder:
+            files = [Path(folder) / f"{number:03d}.png" for number in range(len(characters))]
+            for file, character in zip(files, characters, strict=True):
+                draw_glyph(character, rng).save(file)
+            browser.find_element("id", "files").send_keys("\n".join(map(str, files)))
+            answered = "return /may be|no new/.test(document.querySelector('#new-summary').textContent)"
+            WebDriverWait(browser, 60).until(lambda _: browser.execute_script(answered))
+        browser.execute_script("document.querySelector('#new-groups').scrollIntoView(); scrollBy(0, -80)")
+
+    return drop
 
 
-# Each step of the film, and the seconds that its picture stays.
+def name_others(browser: Chrome) -> None:
+    """Name the other clusters, each when it is in view: the page draws no others."""
+    for number in range(1, 5):
+        browser.execute_script(f"document.querySelectorAll('.card')[{number}].scrollIntoView()")
+        time.sleep(SETTLED)
+        browser.execute_script(NAME.replace("COUNT", str(number)))
+
+
+def apply_names(browser: Chrome) -> None:
+    """Write the names into the model, and wait until that is done."""
+    browser.execute_script("document.querySelector('#save').click()")
+    done = "return document.querySelector('#save').disabled && !/unsaved/.test(document.body.textContent)"
+    WebDriverWait(browser, 60).until(lambda _: browser.execute_script(done))
+
+
+# Each step of the film, and the seconds that its picture stays: clusters, names, answers.
 FILM: list[tuple[Step, float]] = [
-    ("", 1.5),
-    (NAME, 1.5),
-    (f"document.activeElement.blur(); {CHOOSE}", 2.0),
-    ("document.querySelector('#selection-move').click()", 2.0),
-    ("document.querySelector('#choose-list button').click()", 2.0),
-    ("document.querySelector('.card .split:not([hidden])').click()", 2.5),
-    ("document.querySelector('.split-yes').click()", 2.5),
-    (show_new_images, 3.0),
-    ("scrollTo(0, 0); document.querySelector('#tab-training').click()", 1.5),
-    ("document.querySelector('#tab-serving').click()", 1.5),
+    ("", 2.0),
+    (NAME_ONE, 2.0),
+    (name_others, 2.0),
+    (apply_names, 2.0),
+    (ask_about("AEIOU" * 4), 4.0),
 ]
-MATRIX = "const box = document.querySelector('#confusion'); box.open = true; box.scrollIntoView()"
 
 
 def main() -> int:
@@ -89,35 +105,36 @@ def main() -> int:
         if code := subprocess.run(command, cwd=ROOT, check=False).returncode:
             return code
         take(gallery, "gallery", [SELECT])
-        take(gallery, "gallery-naming", [NAMES], dark=True)
-        take(gallery, "gallery-classes", [MATRIX])
-        take(gallery, "gallery-phone", [], size=(390, 844))
+        take(gallery, "gallery-naming", [NAMES])
     with studio(run) as address:
         take(address, "studio", [CHOOSE])
-        take(address, "studio-new", [show_new_images])
-        film(address, "studio")
+        take(address, "studio-new", [ask_about("2" * 40 + "AEO" * 8)])
+    for dark in (False, True):
+        with studio(run) as address:
+            film(address, f"studio{'-dark' * dark}", dark=dark)
     take(run.resolve() / "report.html", "report", [])
-    take(run.resolve() / "report.html", "report-dark", [], dark=True)
     return 0
 
 
 @contextmanager
 def studio(run: Path) -> Iterator[str]:
-    """A studio of a copy of the run's page; yields its address."""
-    command = [sys.executable, "-m", "ncd_serve", "studio", str(run), "--no-browser", "--port", "0"]
-    process = subprocess.Popen(command, cwd=ROOT, stdout=subprocess.PIPE, text=True)
-    assert process.stdout is not None
-    try:
-        yield process.stdout.readline().split()[1]
-    finally:
-        process.send_signal(signal.SIGINT)
-        process.wait(60)
+    """A studio of a copy of the run with its repository; yields its address."""
+    with TemporaryDirectory() as folder:
+        copied = shutil.copytree(run.parent, Path(folder) / run.parent.name) / run.name
+        command = [sys.executable, "-m", "ncd_serve", "studio", str(copied), "--no-browser", "--port", "0"]
+        process = subprocess.Popen(command, cwd=ROOT, stdout=subprocess.PIPE, text=True)
+        assert process.stdout is not None
+        try:
+            yield process.stdout.readline().split()[1]
+        finally:
+            process.send_signal(signal.SIGINT)
+            process.wait(60)
 
 
-def film(address: str, name: str) -> None:
+def film(address: str, name: str, *, dark: bool) -> None:
     """A GIF of the steps in `FILM`."""
     frames = []
-    with open_browser(width=1100, height=720) as browser:
+    with open_browser(width=1100, height=720, dark=dark) as browser:
         browser.get(address)
         for step, _ in FILM:
             time.sleep(SETTLED)
@@ -131,17 +148,16 @@ def film(address: str, name: str) -> None:
     print(f"{target.relative_to(ROOT)}  {target.stat().st_size / 1000:.0f} kB")
 
 
-def take(
-    page: Path | str, name: str, steps: Iterable[Step], *, size: tuple[int, int] = (1400, 900), dark: bool = False
-) -> None:
-    """One picture of a page, after some steps in it."""
-    with open_browser(width=size[0], height=size[1], dark=dark) as browser:
-        browser.get(page.as_uri() if isinstance(page, Path) else page)
-        time.sleep(SETTLED)
-        for step in steps:
-            do(browser, step)
+def take(page: Path | str, name: str, steps: Iterable[Step]) -> None:
+    """Two pictures of a page, in light and dark, after some steps in it."""
+    for dark in (False, True):
+        with open_browser(width=1400, height=900, dark=dark) as browser:
+            browser.get(page.as_uri() if isinstance(page, Path) else page)
             time.sleep(SETTLED)
-        save(browser, TARGET / f"{name}.png")
+            for step in steps:
+                do(browser, step)
+                time.sleep(SETTLED)
+            save(browser, TARGET / f"{name}{'-dark' * dark}.png")
 
 
 def do(browser: Chrome, step: Step) -> None:

@@ -57,6 +57,11 @@ def _network(*names: str, help: str, **more: Any) -> Any:
     return typer.Option(*names, help=help, rich_help_panel="Network", **more)
 
 
+def settings_option(*names: str, help: str, **more: Any) -> Any:
+    """Return an option that help shows among the settings of training."""
+    return typer.Option(*names, help=help, rich_help_panel="Settings", **more)
+
+
 Dataset = Annotated[
     str | None,
     _images(metavar="NAME", help="A named dataset instead of your own images, e.g. glyphs or cub200."),
@@ -111,9 +116,11 @@ CacheViews = Annotated[
     Sets("data.cache_views"),
 ]
 Epochs = Annotated[
-    int | None, typer.Option(min=0, help="Number of epochs of discovery; default: the recipe's."), Sets("optim.epochs")
+    int | None,
+    settings_option(min=0, help="Number of epochs of discovery; default: the recipe's."),
+    Sets("optim.epochs"),
 ]
-Seed = Annotated[int | None, typer.Option(help="Seed of all random choices; default 0."), Sets("optim.seed")]
+Seed = Annotated[int | None, settings_option(help="Seed of all random choices; default 0."), Sets("optim.seed")]
 TensorBoard = Annotated[
     bool, typer.Option("--tensorboard", help="Write figures for TensorBoard too."), Sets("report.tensorboard")
 ]
@@ -138,19 +145,19 @@ PretrainLabelled = Annotated[
     AnyPath | None, _images(help="More of your images; their classes are not used."), Sets("data.labelled")
 ]
 PretrainMethod = Annotated[
-    str | None, typer.Option(metavar="rotnet|moco", help="Method; default rotnet."), Sets("pretrain.method")
+    str | None, settings_option(metavar="rotnet|moco", help="Method; default rotnet."), Sets("pretrain.method")
 ]
 PretrainEpochs = Annotated[
-    int | None, typer.Option(min=1, help="Number of epochs; default 200."), Sets("pretrain.epochs")
+    int | None, settings_option(min=1, help="Number of epochs; default 200."), Sets("pretrain.epochs")
 ]
 EstimatorName = Annotated[
     Estimator | None,
-    typer.Option(help="balanced (the default), or as published: dtc, gcd."),
+    settings_option(help="balanced (the default), or as published: dtc, gcd."),
     Sets("estimate.estimator"),
 ]
 MostClasses = Annotated[
     int | None,
-    typer.Option(min=2, help="dtc, gcd: largest number to try; default 100, or half the number of images."),
+    settings_option(min=2, help="dtc, gcd: largest number to try; default 100, or half the number of images."),
     Sets("estimate.most"),
 ]
 

@@ -99,6 +99,12 @@ def bundle_of(source: Path) -> Path:
     return newest_generation(source / "bundle")
 
 
+def never_exported(folder: Path) -> bool:
+    """Return whether a folder is a finished run that has no bundle."""
+    is_run = (folder / _RUN_FACTS).is_file() and (folder / REFERENCE).is_file()
+    return is_run and not (folder / "bundle" / MANIFEST).is_file()
+
+
 def next_generation(folder: Path, generation: int) -> Path:
     """Return the default folder of the generation after that of a bundle or a run: `bundle-2` after `bundle`."""
     return folder.with_name(f"{_family(folder, generation)}-{generation + 1}")

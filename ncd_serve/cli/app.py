@@ -60,7 +60,6 @@ completion.add_to_options()
 PANELS: dict[str, list[Callable[..., None]]] = {
     START: [demo.demo, train.train, gallery.gallery, export.export, serve.serve, query.query],
     LOOK: [studio.studio, assign.assign, drift.drift, discover.discover, discover.history],
-    OPERATE: [serve.status, serve.stop, sign.sign, doctor.doctor, plan.plan],
     RESEARCH: [
         recipes.recipes,
         backbones.backbones,
@@ -69,6 +68,7 @@ PANELS: dict[str, list[Callable[..., None]]] = {
         compare.compare,
         pretrain.pretrain,
     ],
+    OPERATE: [serve.status, serve.stop, sign.sign, doctor.doctor, plan.plan],
 }
 for panel, functions in PANELS.items():
     for function in functions:

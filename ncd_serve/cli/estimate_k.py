@@ -33,12 +33,12 @@ if TYPE_CHECKING:
 
 
 def estimate_k(
-    dataset: Dataset = None,
-    data_root: DataRoot = None,
     labelled: Labelled = None,
     unlabelled: Unlabelled = None,
-    manifest: ManifestFile = None,
     strict_data: StrictData = False,
+    manifest: ManifestFile = None,
+    dataset: Dataset = None,
+    data_root: DataRoot = None,
     estimator: EstimatorName = None,
     most: MostClasses = None,
     backbone: Backbone = None,

@@ -99,8 +99,10 @@ def _with_plain_types(parameters: list[Any], ctx: Any) -> list[Any]:
         if getattr(parameter, "is_flag", False):
             parameter.metavar = ""
         elif parameter.param_type_name == "argument":
+            shown = parameter.display_type(ctx).strip("<>")
+            choices = shown if "|" in shown else ""
+            parameter.metavar = parameter.metavar or choices or parameter.name.upper()
             parameter.display_type = lambda ctx: ""
-            parameter.metavar = parameter.metavar or parameter.name.upper()
         elif parameter.metavar is None and hasattr(parameter, "display_type"):
             shown = parameter.display_type(ctx)
             parameter.metavar = _TYPES.get(shown, shown.strip("<>"))
@@ -118,6 +120,7 @@ def command(app: typer.Typer, name: str | None = None, *, panel: str | None = No
 
     def add(function: Function) -> Function:
         text, examples = split_help(function)
+        text = "\n\n".join(" ".join(paragraph.split()) for paragraph in text.split("\n\n"))
         shown = "\n".join(["[bold]Examples:[/bold]", *(f"  {escape(line)}" for line in examples)])
         return app.command(name, cls=Command, help=text, epilog=shown, rich_help_panel=panel)(function)
 

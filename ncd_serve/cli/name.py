@@ -11,11 +11,11 @@ import typer
 from rich.markup import escape
 from rich.table import Column, Table
 
-from ncd_serve.cli.console import answer, messages, out, progress, show_next, show_serving
+from ncd_serve.cli.console import answer, messages, out, progress, say, show_next, show_serving
 from ncd_serve.cli.help import Group, command
 from ncd_serve.cli.options import bundle_or_newest, note_newer_generation
 from ncd_serve.errors import UsageError, needs_extra
-from ncd_serve.places import ExportPlace, bundle_of, bundle_of_checkpoint, export_place
+from ncd_serve.places import ExportPlace, bundle_of, bundle_of_checkpoint, export_place, find_runs, never_exported
 
 if TYPE_CHECKING:
     from ncd_serve.naming import ClusterState, Names, Naming
@@ -47,6 +47,8 @@ def apply(
 ) -> None:
     """Write names and merges into a bundle, and add it to a Triton model repository as a new version.
 
+    A run that was never exported is exported first.
+
     Examples:
         ncd-serve name apply names.json
         ncd-serve name apply names.json runs/birds
@@ -55,7 +57,14 @@ def apply(
     from ncd_serve.naming import Names, Naming, State, apply_names, cluster_states, corrections_in_words
 
     wanted = Names.read(names)
-    folder = _bundle_for(source or bundle, wanted)
+    source = source or bundle
+    if run := _unexported(source, wanted):
+        say(f"{run} was never exported, so that comes first")
+        with needs_extra("train"):
+            from ncd_training.api import open_run
+
+            source = open_run(run, progress=progress).export(repository=repository, model_name=model_name).folder
+    folder = _bundle_for(source, wanted)
     note_newer_generation(folder)
     place = export_place(folder)
     place = ExportPlace(repository or place.repository, model_name or place.model)
@@ -175,6 +184,18 @@ def carry(
     write_json(target, names.as_json())
     answer(f"{carried}: {target}")
     show_next("name", "apply", target)
+
+
+def _unexported(given: Path | None, names: Names) -> Path | None:
+    """Return the run that names are for, as given or by its checkpoint, if it was never exported."""
+    from ncd_serve.reference import REFERENCE, Reference
+
+    if given is not None:
+        return given if never_exported(given) else None
+    if names.bundle or not names.checkpoint:
+        return None
+    runs = filter(never_exported, find_runs())
+    return next((run for run in runs if Reference.read(run / REFERENCE).checkpoint == names.checkpoint), None)
 
 
 def _bundle_for(given: Path | None, names: Names) -> Path:

@@ -12,6 +12,7 @@ import typer
 from ncd_serve.cli.console import say
 from ncd_serve.contract import TOKEN_VARIABLE
 from ncd_serve.errors import UsageError, needs_extra
+from ncd_serve.options import settings_option
 from ncd_serve.places import bundle_of, newest_bundle, newest_descendant, newest_run
 
 
@@ -40,28 +41,28 @@ class Accelerator(str, Enum):
 
 Recipes = Annotated[
     list[str] | None,
-    typer.Option(
+    settings_option(
         "--recipe",
         metavar="NAME",
         help="Ready-made settings, may be repeated; default own-images for your own images, else the dataset's. "
         "`ncd-serve recipes` lists them.",
     ),
 ]
-ConfigFile = Annotated[Path | None, typer.Option("--config", help="A TOML file with settings.")]
+ConfigFile = Annotated[Path | None, settings_option("--config", help="A TOML file with settings.")]
 MethodName = Annotated[
     str | None,
-    typer.Option(
+    settings_option(
         "--method",
         metavar="NAME",
         help="dual (the paper's, the default), rankstat, dtc, kcl, mcl, kmeans, orca, gcd, uno, simgcd, pim or selex.",
     ),
 ]
 SetOptions = Annotated[
-    list[str] | None, typer.Option("--set", metavar="SECTION.KEY=VALUE", help="One setting; may be repeated.")
+    list[str] | None, settings_option("--set", metavar="SECTION.KEY=VALUE", help="One setting; may be repeated.")
 ]
 TrainingDevice = Annotated[
     Accelerator,
-    typer.Option("--device", help="Device to train on; auto is the GPU if there is one, else the CPU."),
+    settings_option("--device", help="Device to train on; auto is the GPU if there is one, else the CPU."),
 ]
 ResumeRun = Annotated[Path | None, typer.Option(metavar="RUN", help="Resume an interrupted run.")]
 

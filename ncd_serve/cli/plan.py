@@ -12,7 +12,7 @@ from rich.table import Column, Table
 
 from ncd_serve.cli.console import messages, out
 
-_MAX_NUMBER = 1e15  # of anything: infinity cannot be planned for
+_MAX_NUMBER = 1e16  # of anything: infinity cannot be planned for
 
 
 def plan(

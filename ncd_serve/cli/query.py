@@ -41,7 +41,7 @@ def query(
     ] = 60.0,
     token: Token = None,
 ) -> None:
-    """Ask a Triton server for the cluster ids of images.
+    """Ask a Triton server which cluster each image is of, and how sure that is.
 
     Examples:
         ncd-serve query new

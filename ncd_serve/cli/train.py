@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import shlex
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 from rich.markup import escape
@@ -43,15 +43,19 @@ from ncd_serve.options import (
 from ncd_serve.progress import Progress
 
 
+def _next_round(*names: str, help: str) -> Any:
+    return typer.Option(*names, help=help, rich_help_panel="Second round")
+
+
 def train(
-    dataset: Dataset = None,
-    data_root: DataRoot = None,
     labelled: Labelled = None,
     unlabelled: Unlabelled = None,
-    manifest: ManifestFile = None,
-    strict_data: StrictData = False,
     novel_classes: NovelClasses = None,
     pile: Pile = None,
+    strict_data: StrictData = False,
+    manifest: ManifestFile = None,
+    dataset: Dataset = None,
+    data_root: DataRoot = None,
     backbone: Backbone = None,
     weights: Weights = None,
     download: Download = False,
@@ -71,22 +75,22 @@ def train(
     tensorboard: TensorBoard = False,
     after: Annotated[
         Path | None,
-        typer.Option(help="Bundle or run to append new categories to; its ids and names stay. Trains nothing."),
+        _next_round(help="Bundle or run to append new categories to; its ids and names stay. Trains nothing."),
     ] = None,
     add: Annotated[
-        Path | None, typer.Option(help="With --after: new images, a folder or rows; --retrain needs none.")
+        Path | None, _next_round(help="With --after: new images, a folder or rows; --retrain needs none.")
     ] = None,
     accept: Annotated[
-        Path | None, typer.Option(help="With --after: candidates of `discover`; default: all that it finds.")
+        Path | None, _next_round(help="With --after: candidates of `discover`; default: all that it finds.")
     ] = None,
     retrain: Annotated[
-        bool, typer.Option("--retrain", help="With --after: train on old and new images; clusters keep their ids.")
+        bool, _next_round("--retrain", help="With --after: train on old and new images; clusters keep their ids.")
     ] = False,
     promote: Annotated[
-        bool, typer.Option("--promote", help="With --retrain: images of named clusters count as labelled.")
+        bool, _next_round("--promote", help="With --retrain: images of named clusters count as labelled.")
     ] = False,
 ) -> None:
-    """Train on labelled images of known classes and unlabelled ones: the dual-branch model, or a baseline.
+    """Group unlabelled images into new classes, with the help of labelled images of known ones.
 
     Examples:
         ncd-serve train --labelled known --unlabelled pile

@@ -51,9 +51,17 @@ def test_commands_stand_in_panels_and_flags_have_no_type(ncd: Any) -> None:
         shown = ncd(*line.split()).stdout
         assert not [word for word in ("<bool>", "list[", "<str>", "<path>", "int range") if word in shown], line
     shown = ncd("train", "--help").stdout
-    assert all(
-        word in shown for word in ("Examples:", "─ Images ─", "─ Network ─", "--epochs", "--device", "--backbone")
-    )
+    places = [
+        shown.index(word)
+        for word in ("─ Images ─", "--labelled", "--dataset", "─ Network ─", "─ Settings ─", "Examples:")
+    ]
+    assert places == sorted(places) and all(word in shown for word in ("--epochs", "--device", "--backbone"))
+    assert "compose|helm|kserve" in ncd("deploy", "render", "--help").stdout
+
+
+def test_paragraphs_of_help_are_wrapped_by_the_terminal() -> None:
+    for command in ALL.values():
+        assert not [part for part in str(command.help).split("\n\n") if "\n" in part], command.name
 
 
 def test_american_spelling_is_accepted() -> None:

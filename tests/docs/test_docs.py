@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import importlib.util
 import json
 import os
 import re
 import shutil
 import subprocess
 import sys
+from base64 import b64encode
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from html import unescape
@@ -16,6 +18,7 @@ from typing import Any
 
 import pytest
 import typer
+from ncd_training.config.schema import TrainConfig
 from selenium.webdriver.support.ui import WebDriverWait
 
 from ncd_serve.cli.app import app
@@ -61,9 +64,10 @@ def blocks(page: str) -> list[Block]:
 @pytest.fixture(scope="module")
 def site(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("site")
-    command = [sys.executable, "-m", "mkdocs", "build", "--strict", "--quiet", "--site-dir", str(folder)]
-    built = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=120, check=False)
-    assert built.returncode == 0, built.stdout + built.stderr
+    for command in (["docs/pages.py"], ["-m", "mkdocs", "build", "--strict", "--quiet", "--site-dir", str(folder)]):
+        line = [sys.executable, *command]
+        built = subprocess.run(line, cwd=ROOT, capture_output=True, text=True, timeout=120, check=False)
+        assert built.returncode == 0, built.stdout + built.stderr
     return folder
 
 
@@ -75,17 +79,41 @@ def test_pages_need_nothing_from_elsewhere(site: Path) -> None:
         assert not re.search(r"(?:@import|url\()[^)]{0,9}https?:", style.read_text()), style
 
 
+def test_pictures_are_there_in_light_and_dark() -> None:
+    for page in PAGES:
+        shown = re.findall(r"!\[(.*)\]\((.*img/.*)\)", (DOCS / page).read_text())
+        light = [(words, name) for words, name in shown if name.endswith("#only-light")]
+        dark = [(words, re.sub(r"(\.\w+)#only-light$", r"-dark\1#only-dark", name)) for words, name in light]
+        assert sorted(shown) == sorted([*light, *dark]), page
+
+
 def test_pages_fit_on_a_phone_and_are_searched_without_a_server(site: Path) -> None:
     with open_browser(width=390, dark=True) as browser:
         for page in ("howto/install", "howto/backbones", "benchmarks/quality", "index"):
             browser.get((site / f"{page}.html").as_uri())
             assert browser.execute_script("return document.documentElement.scrollWidth") <= 390, page  # type: ignore[no-untyped-call]
+        browser.get((site / "reference" / "commands.html").as_uri())
+        widths: Any = browser.execute_script(
+            "return [...document.querySelectorAll('table')].map((one) => one.offsetWidth)"
+        )  # type: ignore[no-untyped-call]
+        assert len(widths) > 20 and max(widths) <= 390
         find(browser, "label.md-header__button[for=__search]").click()
         WebDriverWait(browser, 10).until(lambda _: find(browser, ".md-search__input").is_displayed())
         find(browser, ".md-search__input").send_keys("outlier")
         found = find(browser, ".md-search-result__item h1")
         assert found.get_attribute("textContent") == "Find images that fit nowhere"
         assert remote_requests(browser) == []
+
+
+def test_what_is_copied_of_a_session_is_what_was_typed(site: Path) -> None:
+    with open_browser() as browser:
+        browser.get((site / "tutorials" / "embedded.html").as_uri())
+        copied: Any = browser.execute_script("""
+            const [first] = document.querySelectorAll('.highlight code');
+            first.dataset.mdCopying = '';  // as the theme does while it copies
+            return first.innerText;
+        """)  # type: ignore[no-untyped-call]
+    assert copied.split() == next(blocks("tutorials/embedded.md")[0].commands())[0].split()
 
 
 def test_every_command_and_option_is_in_the_reference(site: Path) -> None:
@@ -102,6 +130,15 @@ def test_every_command_and_option_is_in_the_reference(site: Path) -> None:
             assert section.count("<tr>") - 1 == len(command.params) or not command.params, path
 
     check(typer.main.get_command(app), "ncd-serve")
+
+
+def test_every_setting_is_in_the_reference(site: Path) -> None:
+    text = (site / "reference" / "settings.html").read_text()
+    sections = {name: getattr(field.annotation, "model_fields", {}) for name, field in TrainConfig.model_fields.items()}
+    keys = [key for name, fields in sections.items() if name != "method" for key in fields]
+    assert len(keys) > 80 and [key for key in keys if f"<td><code>{key}</code>" not in text] == []
+    shown = " ".join(unescape(re.sub("<[^>]+>", "", text)).split())
+    assert "heads integer, ≥ 1 cluster heads, and as many finer ones; the one with the lowest loss is served." in shown
 
 
 def test_directives_are_filled_in(site: Path) -> None:
@@ -124,15 +161,41 @@ def test_the_python_reference_shows_examples_and_signatures_as_they_are_typed(si
 
 
 def test_a_name_that_is_gone_fails_the_build(tmp_path: Path) -> None:
-    for name in ("docs", "mkdocs.yml"):
-        (shutil.copytree if name == "docs" else shutil.copy)(ROOT / name, tmp_path / name)
+    shutil.copytree(DOCS, tmp_path / "docs")
     for name in ("training", "export", "ncd_serve"):
         (tmp_path / name).symlink_to(ROOT / name)
     with (tmp_path / "docs" / "method.md").open("a") as page:
         page.write("\n::: training/ncd_training/objective/losses.py loss_that_nobody_wrote\n")
-    command = [sys.executable, "-m", "mkdocs", "build", "--strict", "--quiet"]
-    built = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=120, check=False)
-    assert built.returncode != 0 and "has no loss_that_nobody_wrote" in built.stderr
+    command = [sys.executable, "docs/pages.py"]
+    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=120, check=False)
+    assert done.returncode != 0 and "has no loss_that_nobody_wrote" in done.stderr
+    assert not (tmp_path / "build").exists()
+
+
+def test_a_notebook_becomes_a_page_with_its_outputs(tmp_path: Path) -> None:
+    outputs = [
+        {"output_type": "stream", "text": ["six ", "clusters\n"]},
+        {"output_type": "display_data", "data": {"image/png": b64encode(b"picture").decode(), "text/plain": "<Image>"}},
+        {"output_type": "execute_result", "data": {"text/html": "<div><table border=1><tr></tr></table></div>"}},
+    ]
+    cells = [
+        {"cell_type": "markdown", "source": ["# Title"]},
+        {"cell_type": "code", "source": ["run.clusters"], "outputs": outputs},
+    ]
+    (tmp_path / "walk.ipynb").write_text(json.dumps({"cells": cells}))
+    spec = importlib.util.spec_from_file_location("pages", DOCS / "pages.py")
+    assert spec and spec.loader
+    pages = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(pages)
+    text, pictures = pages.as_page(tmp_path / "walk.ipynb")
+    assert pictures == {"walk-1.png": b"picture"}
+    assert text.split("\n\n") == [
+        "# Title",
+        "```python\nrun.clusters\n```",
+        "```text\nsix clusters\n```",
+        "![What the cell shows](walk-1.png)",
+        "<table><tr></tr></table>\n",
+    ]
 
 
 def test_blocks_that_are_not_run_are_few_and_say_why() -> None:
@@ -174,8 +237,12 @@ def run_page(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Run]:
             for command, shown in block.commands() if block.kind == "console" else ():
                 for documented, actual in ports.items():
                     command = command.replace(documented, actual)
-                if page == README and "train" in command:
-                    command += SMALL
+                if page == README:
+                    # Its figures are those of photographs; here are letters.
+                    command += SMALL if "train" in command else ""
+                    shown = [re.sub(r"\d[\d,. ]*", "…", line) for line in shown]
+                    if "name apply" in command:
+                        save_names(folder)
                 done = shell(command, folder)
                 expected = re.match(r"exit code (\d+)", block.note)
                 assert done.returncode == int(expected[1] if expected else 0), f"{page}: {command}\n{done.stdout}"
@@ -187,6 +254,14 @@ def run_page(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Run]:
 
     yield run
     shell("ncd-serve stop --all", runtime)
+
+
+def save_names(folder: Path) -> None:
+    """Save what the page of the gallery would: the model's id, and a name for each cluster."""
+    found = re.search(r'"checkpoint": ?"(\w+)"', (folder / "runs" / "birds" / "gallery.html").read_text())
+    assert found
+    names = {"checkpoint": found[1], "bundle": None, "clusters": {key: {"name": "gull"} for key in "012"}}
+    (folder / "names.json").write_text(json.dumps(names))
 
 
 def check_shown(shown: list[str], printed: str, where: str) -> None:
@@ -241,7 +316,6 @@ def test_commands_of_the_readme_work_one_after_another(after: Any, run_page: Run
     folder = after("tutorials/folders.md")
     shutil.copytree(folder / "pile", folder / "new")
     shutil.rmtree(folder / "model_repository")  # which has the model of another run
-    (folder / "names.json").write_text(json.dumps({"clusters": {key: {"name": "gull"} for key in "012"}}))
     run_page(README, folder)
     rows = (folder / "rows.csv").read_text()
     assert rows.count("\n") == 61 and rows.count(",gull,") == 60

@@ -18,6 +18,7 @@ from ncd_serve.places import (
     bundle_of,
     bundle_of_checkpoint,
     exported_to,
+    never_exported,
     newest_bundle,
     newest_descendant,
     newest_run,
@@ -61,9 +62,9 @@ def test_a_run_stands_for_its_bundle(here: Path) -> None:
         newest_bundle()
     with pytest.raises(DataError, match="not exported yet") as raised:
         bundle_of(old)
-    assert raised.value.hint == f"ncd-serve export {old}"
+    assert raised.value.hint == f"ncd-serve export {old}" and never_exported(old)
     bundle = make_bundle(old, old / "bundle", cluster_names=["a", "b", "c", "d"])
-    assert bundle_of(old) == bundle_of(bundle) == bundle
+    assert bundle_of(old) == bundle_of(bundle) == bundle and not (never_exported(old) or never_exported(bundle))
     assert newest_bundle() == Path("old/bundle") == bundle_of_checkpoint(CHECKPOINT)
     assert bundle_of_checkpoint("another") is None
     third = make_bundle(old, old / "bundle-3", cluster_names=["a", "b", "c", "d"], generation=3)

@@ -1,26 +1,33 @@
-"""Parts of the site that MkDocs fills in when it builds it: commands, Python names, code and formulas.
+"""Write the pages of the site into build/docs, for MkDocs: those of this folder, with the parts that are generated.
 
-A line `::: commands`, `::: python` or `::: exit codes` in a page becomes that part of the reference. A line
-`::: FILE NAME` becomes the source of a function, class or constant, and fails the build when there is none.
+    .venv/bin/python docs/pages.py && .venv/bin/mkdocs build --strict
+
+A line `::: commands`, `::: python` or `::: exit codes` in a page becomes that part of the reference, `::: settings FILE
+NAME` a table of the fields of a section, `::: FILE NAME` the source of a function, class or constant. Where there is
+none, nothing is written. Formulas become MathML, notebooks become pages with the outputs that they have.
 """
 
 from __future__ import annotations
 
 import ast
 import inspect
+import json
 import re
+import shutil
+import sys
 import textwrap
+from base64 import b64decode
 from collections.abc import Iterator
 from enum import Enum
 from functools import cache, cached_property
+from importlib import import_module
 from pathlib import Path
-from typing import Any, get_args, get_type_hints
+from types import UnionType
+from typing import Annotated, Any, Literal, Union, get_args, get_origin, get_type_hints
 
 import latex2mathml.converter
 import ncd_training
 import typer
-from mkdocs.exceptions import PluginError
-from mkdocs.structure.files import Files
 from typer.models import ArgumentInfo
 
 import ncd_serve
@@ -29,19 +36,65 @@ from ncd_serve.cli.app import app
 from ncd_serve.cli.help import split_help
 from ncd_serve.triton.serve import Server
 
-ROOT = Path(__file__).parents[1]
+PAGES = Path(__file__).resolve().parent
+ROOT = PAGES.parent
 DIRECTIVE = re.compile(r"^::: (.+)$", re.MULTILINE)
 DISPLAYED = re.compile(r"^\$\$ (.+) \$\$$", re.MULTILINE)
 ALIASES = ("ncd_serve/options.py", "training/ncd_training/api.py")  # where types of options have names
+_WORDS = {
+    "str": "text",
+    "int": "integer",
+    "float": "number",
+    "bool": "`true`, `false`",
+    "Path": "path",
+    "dict": "table",
+}
+_LIMITS = {"ge": "≥", "gt": ">", "le": "≤", "lt": "<"}
 MEMBERS = (classmethod, property, cached_property)
+_TABLE = re.compile(r"<table[^>]*>(.*)</table>", re.DOTALL)
 INLINE = re.compile(r"\\\((.+?)\\\)")
 
 
-def on_page_markdown(markdown: str, page: Any, config: Any, files: Files) -> str:
-    """Fill in formulas and directives."""
+def main(target: Path) -> None:
+    """Write all pages into a folder, which is emptied first."""
+    notebooks = {notebook: as_page(notebook) for notebook in PAGES.rglob("*.ipynb")}
+    filled = {page: filled_in(page.read_text()) for page in PAGES.rglob("*.md")}
+    shutil.rmtree(target, ignore_errors=True)
+    shutil.copytree(PAGES, target, ignore=shutil.ignore_patterns("*.py", "__pycache__"))
+    for page, text in filled.items():
+        (target / page.relative_to(PAGES)).write_text(text)
+    for notebook, (text, pictures) in notebooks.items():
+        page = (target / notebook.relative_to(PAGES)).with_suffix(".md")
+        page.write_text(text)
+        for name, content in pictures.items():
+            page.with_name(name).write_bytes(content)
+
+
+def filled_in(markdown: str) -> str:
+    """Return a page with its formulas and directives filled in."""
     markdown = DISPLAYED.sub(lambda found: f'<div class="formula">{_mathml(found[1], "block")}</div>', markdown)
     markdown = INLINE.sub(lambda found: _mathml(found[1], "inline"), markdown)
     return DIRECTIVE.sub(lambda found: expand(found[1]), markdown)
+
+
+def as_page(notebook: Path) -> tuple[str, dict[str, bytes]]:
+    """Return a notebook with its outputs as Markdown, and its pictures by their names."""
+    parts: list[str] = []
+    pictures: dict[str, bytes] = {}
+    for cell in json.loads(notebook.read_text())["cells"]:
+        source = "".join(cell["source"])
+        parts.append(source if cell["cell_type"] == "markdown" else f"```python\n{source}\n```")
+        for output in cell.get("outputs", ()):
+            data = output.get("data", {})
+            if "image/png" in data:
+                name = f"{notebook.stem}-{len(pictures) + 1}.png"
+                pictures[name] = b64decode(data["image/png"])
+                parts.append(f"![What the cell shows]({name})")
+            elif table := _TABLE.search("".join(data.get("text/html", ""))):
+                parts.append(f"<table>{table[1]}</table>")
+            elif text := "".join(output.get("text", data.get("text/plain", ""))).strip("\n"):
+                parts.append(f"```text\n{text}\n```")
+    return "\n\n".join(parts) + "\n", pictures
 
 
 def _mathml(formula: str, display: str) -> str:
@@ -54,6 +107,8 @@ def expand(wish: str) -> str:
     parts = {"commands": _commands, "python": _python, "exit codes": _exit_codes}
     if wish in parts:
         return "\n".join(parts[wish]())
+    if wish.startswith("settings "):
+        return "\n".join(_settings(*wish.split()[1:]))
     file, _, symbol = wish.partition(" ")
     code, line = source_of(ROOT / file, symbol)
     return f"`{file}`, line {line}: `{symbol}`\n\n```python\n{code}\n```"
@@ -62,13 +117,13 @@ def expand(wish: str) -> str:
 def source_of(file: Path, symbol: str) -> tuple[str, int]:
     """The lines of a function, class, `Class.method` or constant, and where they start."""
     if not file.is_file():
-        raise PluginError(f"{file} is not there")
+        sys.exit(f"{file} is not there")
     text = file.read_text()
     node: Any = ast.parse(text)
     for name in symbol.split("."):
         node = next((child for child in node.body if name in _names(child)), None)
         if node is None:
-            raise PluginError(f"{file} has no {symbol}")
+            sys.exit(f"{file} has no {symbol}")
     start = min([node.lineno, *(decorator.lineno for decorator in getattr(node, "decorator_list", ()))])
     lines = text.splitlines()[start - 1 : node.end_lineno]
     indent = len(lines[0]) - len(lines[0].lstrip())
@@ -78,6 +133,47 @@ def source_of(file: Path, symbol: str) -> tuple[str, int]:
 def _names(node: Any) -> list[str]:
     targets = [target for target in getattr(node, "targets", ()) if isinstance(target, ast.Name)]
     return [target.id for target in targets] or [getattr(node, "name", "")]
+
+
+def _settings(file: str, name: str) -> Iterator[str]:
+    """Return the fields of a section as a table: type, limits and default, and the comment in the source."""
+    code, _ = source_of(ROOT / file, name)
+    module = ".".join(Path(file).with_suffix("").parts[1:])
+    section = getattr(import_module(module), name)
+    yield f"{inspect.getdoc(section)}\n\n| setting | what it does |\n|---|---|"
+    for node in ast.parse(code).body[0].body:
+        if not isinstance(node, ast.AnnAssign):
+            continue
+        key = ast.unparse(node.target)
+        field = section.model_fields[key]
+        marks = [(sign, getattr(mark, limit, None)) for mark in field.metadata for limit, sign in _LIMITS.items()]
+        limits = [f"{sign} {value:,}" for sign, value in marks if value is not None]
+        default = "" if field.default is None else f" *Default:* `{json.dumps(field.default)}`."
+        about = f"{_comment(code.splitlines(), node)}{default}"
+        yield f"| `{key}` {', '.join([_in_words(field.annotation), *limits])} | {about.strip()} |"
+
+
+def _in_words(annotation: Any) -> str:
+    parts = [part for part in get_args(annotation) if part not in (type(None), ...)]
+    if get_origin(annotation) is Literal:
+        return ", ".join(f"`{choice}`" for choice in parts)
+    if get_origin(annotation) is Annotated:
+        return _in_words(parts[0])
+    if get_origin(annotation) is tuple:
+        return f"list of {_in_words(parts[0])}s"
+    kind = get_origin(annotation) or annotation
+    return " or ".join(map(_in_words, parts)) if kind in (Union, UnionType) else _WORDS[kind.__name__]
+
+
+def _comment(lines: list[str], node: ast.AnnAssign) -> str:
+    """Return the comment above a field and the one after it."""
+    above, number = [], node.lineno - 2
+    while lines[number].strip().startswith("#"):
+        above.insert(0, lines[number].strip())
+        number -= 1
+    after = lines[(node.end_lineno or node.lineno) - 1].partition("  # ")[2]
+    text = " ".join(part.lstrip("# ") for part in (*above, after) if part).rstrip(".").replace("|", r"\|")
+    return f"{text}." if text else ""
 
 
 def _commands() -> Iterator[str]:
@@ -103,9 +199,9 @@ def _command(function: Any, path: str) -> Iterator[str]:
     yield f"```text\n{' '.join([path, '[OPTIONS]', *arguments])}\n```\n"
     yield "\n".join(["Examples:\n", "```text", *examples, "```\n"])
     if parameters:
-        yield "| argument or option | value | default | what it does |\n|---|---|---|---|"
+        yield "| argument or option | what it does |\n|---|---|"
     for one in parameters:
-        cells = [f"`{one.usage}`" if one.is_argument else one.names, one.kind, one.default, one.info.help or ""]
+        cells = [" ".join(filter(None, [one.names, one.kind])), one.described]
         yield " | ".join(["", *(cell.replace("|", r"\|").replace("<", "&lt;") for cell in cells), ""]).strip()
 
 
@@ -126,6 +222,8 @@ class _Parameter:
 
     @property
     def names(self) -> str:
+        if self.is_argument:
+            return f"`{self.usage}`"
         # Typer keeps the first name that it is given where other options have their default.
         given = [name for name in (self.info.default, *(self.info.param_decls or ())) if isinstance(name, str)]
         names = given or [f"--{self._name.replace('_', '-')}"]
@@ -141,15 +239,16 @@ class _Parameter:
         if inspect.isclass(inner) and issubclass(inner, Enum):
             return ", ".join(f"`{choice.value}`" for choice in inner)
         repeated = ", repeatable" if "list" in str(self._type) else ""
-        words = {"str": "text", "int": "integer", "float": "number", "Path": "path"}
         last = get_args(inner)[0] if get_args(inner) else inner
-        return words[last.__name__] + repeated
+        return _WORDS[last.__name__] + repeated
 
     @property
-    def default(self) -> str:
+    def described(self) -> str:
+        text = self.info.help or ""
         if self._default is inspect.Parameter.empty:
-            return "required"
-        return "" if self._default in (None, False) else f"`{getattr(self._default, 'value', self._default)}`"
+            return f"{text} *Required.*"
+        shown = getattr(self._default, "value", self._default)
+        return text if shown in (None, False) else f"{text} *Default:* `{shown}`."
 
 
 def _parameters(function: Any) -> Iterator[_Parameter]:
@@ -242,7 +341,5 @@ def _exit_codes() -> Iterator[str]:
     yield "| 130, 143 | Interrupted, terminated. | |"
 
 
-def on_post_build(config: Any) -> None:
-    """Write the index of the search as a script: pages that are opened without a server cannot read JSON."""
-    search = Path(config.site_dir) / "search"
-    (search / "search_index.js").write_text(f"var __index = {(search / 'search_index.json').read_text()}")
+if __name__ == "__main__":
+    main(Path(sys.argv[1]) if len(sys.argv) > 1 else ROOT / "build" / "docs")
