@@ -6,6 +6,7 @@ import io
 import math
 import os
 from copy import deepcopy
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -87,12 +88,17 @@ def test_seconds_by_hand(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_the_line_says_what_is_counted(prepared: Setup) -> None:
     cost = StepCost(views=64, load=0.5, trunk=0.25, branches=0.25, memory=1_240_000_000)
-    line = expected_cost(prepared.config, cost, images=104, steps=5).line
-    stages = "1 epoch of rotations and 1 epoch of supervised training"
-    assert line == f"about 10 s (1 s per step, 5 steps per epoch), not counting {stages}; 1.2 GB of memory"
-    # 104 images x 8 views / 64 x 0.75 s.
-    line = expected_cost(with_data(prepared, cache_views=8).config, cost, images=104, steps=5).line
-    assert "(0.25 s per step, 5 steps per epoch, 10 s to cache views)" in line
+    twice = [*prepared.manifest.labelled, *prepared.manifest.labelled]
+    manifest = replace(prepared.manifest, labelled=twice[:64], unlabelled=prepared.manifest.images[:40])
+    line = expected_cost(prepared.config, cost, manifest, steps=5).line
+    # 64 labelled images / 64 x (0.5 s + 0.25 s + 0.25 s / 2 branches) are 0.9 s.
+    stage = "1 s for 1 epoch of supervised training"
+    assert line == (
+        f"about 11 s (1 s per step, 5 steps per epoch, {stage}), not counting 1 epoch of rotations; 1.2 GB of memory"
+    )
+    # 104 images x 8 views / 64 x 0.75 s; 0.1 s for the stage.
+    line = expected_cost(with_data(prepared, cache_views=8).config, cost, manifest, steps=5).line
+    assert "(0.25 s per step, 5 steps per epoch, 10 s to cache views, 0 s for" in line
     assert line.startswith("about 12 s")
 
 

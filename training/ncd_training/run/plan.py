@@ -16,6 +16,7 @@ from ncd_serve.errors import UsageError
 from ncd_serve.memory import peak_memory
 from ncd_training.base.memory import kept_memory
 from ncd_training.base.randomness import generator_for
+from ncd_training.config.schema import StageConfig
 from ncd_training.data.views import FileViews
 from ncd_training.model.hub import restriction
 from ncd_training.run.step import train_step
@@ -27,6 +28,7 @@ if TYPE_CHECKING:
 
     from ncd_serve.progress import Progress
     from ncd_training.config.schema import TrainConfig
+    from ncd_training.data.manifest import Manifest
     from ncd_training.data.prepare import Setup
     from ncd_training.data.views import BatchPlan
     from ncd_training.model.weights import WeightsReport
@@ -70,21 +72,26 @@ def device_name() -> str:
 
 
 class Expected(NamedTuple):
-    """Expected seconds of a run without its stages before discovery, and the line of the plan that says so."""
+    """Expected seconds of a run without stages that train the trunk, and the line of the plan that says so."""
 
     seconds: float
     line: str  # `about 12 min (0.9 s per step, 37 steps per epoch); 1.2 GB of memory`
 
 
-def expected_cost(config: TrainConfig, cost: StepCost, *, images: int, steps: int) -> Expected:
-    """Return the expected time of a run from the cost of a step."""
+def expected_cost(config: TrainConfig, cost: StepCost, manifest: Manifest, *, steps: int) -> Expected:
+    """Return the expected time of a run on the images of a manifest from the cost of a step."""
     data, optim = config.data, config.optim
-    step = cost.step_seconds(workers=data.workers, cached=bool(data.cache_views))
+    cached, single = bool(data.cache_views), replace(cost, branches=cost.branches / len(config.model.branch_kinds))
+    step, of_branch = (some.step_seconds(workers=data.workers, cached=cached) for some in (cost, single))
     total, line = optim.epochs * steps * step, ""
     if data.cache_views and data.cache_views != "auto":
-        caching = cost.cache_seconds(images * data.cache_views, workers=data.workers)
+        caching = cost.cache_seconds(len(manifest.images) * data.cache_views, workers=data.workers)
         total, line = total + caching, f", {duration(caching)} to cache views"
-    before = stages_before(config)
+    if epochs := config.supervised.epochs:
+        clustered = config.self_labels.stage_share * len(manifest.unlabelled) if config.self_labels.weight else 0
+        stage = epochs * (len(manifest.labelled) + clustered) / cost.views * of_branch
+        total, line = total + stage, f"{line}, {duration(stage)} for {epochs_in_words(epochs)} of supervised training"
+    before = stages_before(config.model_copy(update={"supervised": StageConfig()}))
     per_step = f"{step:.2g} s" if step < 90 else duration(step)
     return Expected(
         total,

@@ -77,7 +77,7 @@ def dry_run(setup: Setup, *, progress: Progress) -> None:
         progress.say(text, style=style)
     if setup.config.optim.epochs:
         cost = measure_step(build_state(setup, parts), setup, plan, slow=math.inf)
-        progress.say(expected_cost(setup.config, cost, images=len(setup.manifest.images), steps=len(plan)).line)
+        progress.say(expected_cost(setup.config, cost, setup.manifest, steps=len(plan)).line)
 
 
 def evaluate(setup: Setup, state: TrainState, run: RunDir, *, progress: Progress) -> Summary:
@@ -174,7 +174,7 @@ def _teach_trunk(setup: Setup, run: RunDir, progress: Progress, *, processes: in
     state = build_state(setup, parts)
     if config.optim.epochs:
         cost = measure_step(state, setup, plan, processes=processes)
-        announce_cost(expected_cost(config, cost, images=len(setup.manifest.images), steps=len(plan)), progress)
+        announce_cost(expected_cost(config, cost, setup.manifest, steps=len(plan)), progress)
     stages = Stages(state.model, config, progress.track, run.stages)
     if config.rotations.epochs:
         stages.rotations(FileViews(setup.manifest.images, config.data), len(setup.manifest.images))
