@@ -44,7 +44,7 @@ class NormalisingConv(nn.Conv2d):
         centred = places - mean
         covariance = centred.T @ centred / len(places)
         variance = ((weight @ covariance) * weight).sum(dim=1)
-        norm.update_statistics(weight.detach() @ mean.detach(), variance.detach(), len(places))
+        norm.update_statistics((weight @ mean).detach().float(), variance.detach().float(), len(places))
         weight = weight * (norm.weight * (variance + norm.eps).rsqrt()).unsqueeze(1)
         return F.conv2d(maps, weight[..., None, None], norm.bias - weight @ mean)
 
