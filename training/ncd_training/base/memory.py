@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ctypes
+import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 
@@ -19,8 +20,8 @@ def kept_memory() -> Iterator[None]:
     Otherwise glibc returns each large tensor's memory to the system, which clears it anew, page by page: a third of the
     time of a step on cached maps.
     """
-    libc = ctypes.CDLL(None)
-    if not hasattr(libc, "mallopt"):  # another C library
+    libc = ctypes.CDLL(None) if sys.platform == "linux" else None
+    if libc is None or not hasattr(libc, "mallopt"):  # another C library
         yield
         return
     for parameter, value in _WHILE_KEPT.items():
